@@ -1,0 +1,82 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <vector>
+
+#include "concerto/base/dtype.h"
+#include "concerto/base/error.h"
+#include "concerto/base/rng.h"
+#include "concerto/base/thread_pool.h"
+
+namespace concerto {
+namespace {
+
+TEST(DType, Bf16RoundsToNearestEven) {
+  EXPECT_EQ(bf16(1.0f).bits, 0x3f80);
+  EXPECT_EQ(bf16(std::bit_cast<float>(0x3f808000u)).bits, 0x3f80);  // half way, even stays
+  EXPECT_EQ(bf16(std::bit_cast<float>(0x3f818000u)).bits, 0x3f82);  // half way, odd goes up
+  EXPECT_TRUE(std::isnan(static_cast<float>(bf16(NAN))));
+}
+
+TEST(DType, F16RoundTripsEveryValue) {
+  for (uint32_t h = 0; h < 0x10000; ++h) {
+    const float f = f16_to_float(static_cast<uint16_t>(h));
+    if (std::isnan(f)) continue;
+    EXPECT_EQ(float_to_f16(f), h);
+  }
+}
+
+TEST(Error, SaysWhereWhatAndFix) {
+  const Error e(ErrorCode::kConfig, "model.k", "is 0, wanted at least 1", "Set it to 2.");
+  EXPECT_STREQ(e.what(), "model.k: is 0, wanted at least 1. Set it to 2.");
+}
+
+TEST(Error, CheckThrowsBugWithValues) { EXPECT_THROW(CHECK(1 == 2, "got {}", 1), Bug); }
+
+TEST(Rng, PhiloxKnownAnswer) {  // test vectors of the Random123 distribution
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+}
+
+TEST(Rng, NormalHasUnitVariance) {
+  const Rng rng(1, "test");
+  double sum = 0, squares = 0;
+  for (uint64_t i = 0; i < 100000; ++i) {
+    const double x = rng.normal(i);
+    sum += x;
+    squares += x * x;
+  }
+  EXPECT_NEAR(sum / 1e5, 0, 0.02);
+  EXPECT_NEAR(squares / 1e5, 1, 0.02);
+}
+
+TEST(ThreadPool, EveryIndexOnce) {
+  for (int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (int64_t n : {0, 1, 7, 64, 1000}) {
+      std::vector<int> hits(static_cast<size_t>(n));
+      pool.parallel_for(n, 16, [&](int64_t b, int64_t e, int) {
+        for (int64_t i = b; i < e; ++i) ++hits[static_cast<size_t>(i)];
+      });
+      for (int h : hits) EXPECT_EQ(h, 1);
+    }
+  }
+}
+
+TEST(ThreadPool, NestedCallsRunInline) {
+  ThreadPool pool(4);
+  std::atomic<int64_t> sum{0};
+  pool.run([&](int) { pool.parallel_for(10, 1, [&](int64_t b, int64_t e, int) { sum += e - b; }); });
+  EXPECT_EQ(sum, 40);
+}
+
+TEST(ThreadPool, ExceptionReachesTheCaller) {
+  ThreadPool pool(2);
+  EXPECT_THROW(pool.run([](int t) { if (t == 1) throw Error(ErrorCode::kIo, "x", "y"); }), Error);
+  int calls = 0;
+  pool.run([&](int t) { if (t == 0) ++calls; });
+  EXPECT_EQ(calls, 1);
+}
+
+}  // namespace
+}  // namespace concerto

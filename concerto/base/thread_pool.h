@@ -1,0 +1,66 @@
+// The one pool of compute threads of a rank. Work is split statically, so the same number of threads does the same work on the same thread;
+// the caller is thread 0. No allocation per call. Nested calls run inline on the calling thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace concerto {
+
+class ThreadPool {
+ public:
+  // threads <= 0: OMP_NUM_THREADS if set and sane, else the processors this process may run on.
+  explicit ThreadPool(int threads = 0);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return size_; }
+
+  // fn(thread) once on each thread.
+  template <class F>
+  void run(F&& fn) {
+    using Fn = std::remove_reference_t<F>;
+    run_erased([](void* f, int thread) { (*static_cast<Fn*>(f))(thread); }, const_cast<void*>(static_cast<const void*>(&fn)));
+  }
+
+  // fn(begin, end, thread) on contiguous ranges of [0, n) whose borders are multiples of `grain`.
+  template <class F>
+  void parallel_for(int64_t n, int64_t grain, F&& fn) {
+    if (n <= 0) return;
+    const int64_t blocks = (n + grain - 1) / grain;
+    if (size_ == 1 || blocks == 1) {
+      fn(int64_t{0}, n, 0);
+      return;
+    }
+    auto body = [&](int thread) {
+      const int64_t begin = blocks * thread / size_ * grain, end = blocks * (thread + 1) / size_ * grain;
+      if (begin < n && begin < end) fn(begin, end < n ? end : n, thread);
+    };
+    run(body);
+  }
+
+  // fn(i, thread) for i in [0, n), handed out one by one to whoever is free: for uneven pieces whose results do not depend on the thread.
+  template <class F>
+  void parallel_dynamic(int64_t n, F&& fn) {
+    if (size_ == 1 || n <= 1) {
+      for (int64_t i = 0; i < n; ++i) fn(i, 0);
+      return;
+    }
+    std::atomic<int64_t> next{0};
+    auto body = [&](int thread) {
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) fn(i, thread);
+    };
+    run(body);
+  }
+
+ private:
+  struct State;
+  void run_erased(void (*fn)(void*, int), void* argument);
+  int size_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace concerto

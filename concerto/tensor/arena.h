@@ -1,0 +1,68 @@
+// Owners of memory. `Buffer`: one aligned block for the life of a run. `Arena`: a bump allocator over a Buffer with a high-water mark, reset by
+// whoever owns the lifetime (micro-batch, call). Neither allocates after construction.
+//
+// A *counting* arena has no memory: take() returns views with a null pointer and only moves the mark. Running a step on counting arenas with
+// `Context::dry_run` is how memory is predicted before a run: same code, same order, exact bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "concerto/tensor/view.h"
+
+namespace concerto {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t align_up(int64_t bytes, int64_t to = kAlignment) { return (bytes + to - 1) / to * to; }
+
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t bytes);  // page-aligned and zeroed by the kernel on first touch; Error(kMemory) if it cannot be had
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+class Arena {
+ public:
+  Arena() : counting_(true) {}                       // counting arena
+  explicit Arena(int64_t bytes) : buffer_(bytes), counting_(false) {}
+
+  // Contents are undefined (tests poison them with NaN). Error(kMemory) when full.
+  View take(Shape shape, DType dtype);
+  void* take_bytes(int64_t bytes);
+
+  int64_t mark() const { return used_; }
+  void release(int64_t mark);                        // back to an earlier mark(); in poison mode fills what was released
+  void reset() { release(0); }
+  int64_t high_water() const { return high_water_; }
+  int64_t capacity() const { return buffer_.bytes(); }
+  bool counting() const { return counting_; }
+  void poison();                                     // fills the free part with NaN bytes (0xff) now and at every release
+ private:
+  Buffer buffer_;
+  int64_t used_ = 0, high_water_ = 0;
+  bool counting_, poison_ = false;
+};
+
+// Gives back on leaving the scope what was taken inside it.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.release(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  int64_t mark_;
+};
+
+}  // namespace concerto

@@ -1,0 +1,43 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "concerto/tensor/arena.h"
+
+namespace concerto {
+namespace {
+
+TEST(Arena, CountsTheSameAsItTakes) {
+  Arena count, real(1 << 16);
+  for (Arena* a : {&count, &real}) {
+    a->take({3, 5}, DType::kF32);
+    ArenaScope scope(*a);
+    a->take({100}, DType::kBF16);
+  }
+  EXPECT_EQ(count.high_water(), real.high_water());
+  EXPECT_EQ(count.mark(), real.mark());
+}
+
+TEST(Arena, FullIsAnError) {
+  Arena a(128);
+  EXPECT_THROW(a.take({1000}, DType::kF32), Error);
+  EXPECT_NO_THROW(a.take({32}, DType::kF32));
+}
+
+TEST(Arena, PoisonFillsReleasedMemory) {
+  Arena a(4096);
+  a.poison();
+  EXPECT_TRUE(std::isnan(a.take({4}, DType::kF32).as<float>()[3]));
+}
+
+TEST(View, RowAndColumnRanges) {
+  float x[6] = {0, 1, 2, 3, 4, 5};
+  const View v(x, {2, 3}, DType::kF32);
+  EXPECT_EQ(v.rows_range(1, 1).as<float>()[0], 3);
+  const View c = v.cols_range(1, 2);
+  EXPECT_EQ(c.as<float>()[c.row_stride], 4);
+  EXPECT_FALSE(c.dense());
+}
+
+}  // namespace
+}  // namespace concerto
