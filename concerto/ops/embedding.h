@@ -1,0 +1,28 @@
+// Row look-up and its gradient. The gradient sums tokens in token order (deterministic), and skips `skip_id`: HF's padding_idx row takes no look-up gradient.
+#pragma once
+
+#include "concerto/ops/context.h"
+
+namespace concerto {
+
+struct EmbeddingForward {
+  View ids;    // [T] i32, each in [0, V)
+  View table;  // [V, H] compute
+  View y;      // [T, H] compute
+};
+struct EmbeddingBackwardWeight {
+  View ids;     // [T] i32
+  View dy;      // [T, H] compute
+  int64_t skip_id = -1;
+  View dtable;  // [V, H] stat, +=
+};
+
+struct EmbeddingKernels {
+  void (*forward)(const Context&, const EmbeddingForward&) = nullptr;
+  void (*backward_weight)(const Context&, const EmbeddingBackwardWeight&) = nullptr;
+};
+
+void embedding_forward(const Context& ctx, const EmbeddingForward& args);
+void embedding_backward_weight(const Context& ctx, const EmbeddingBackwardWeight& args);
+
+}  // namespace concerto

@@ -1,0 +1,41 @@
+// RMSNorm (reference 2.2): y = w * x * rsqrt(mean(x^2) + eps), statistics in the stat type, one rounding at the end.
+// backward_input: with g = dy * w, dx = rstd * (g - x * rstd^2 * mean(g * x)) + residual.
+#pragma once
+
+#include "concerto/ops/context.h"
+
+namespace concerto {
+
+struct RmsNormForward {
+  View x;     // [T, H] compute
+  View w;     // [H] stat
+  double eps = 1e-5;
+  View y;     // [T, H] compute
+  View rstd;  // [T] stat
+};
+struct RmsNormBackwardInput {
+  View dy;        // [T, H] compute
+  View x;         // [T, H] compute
+  View w;         // [H] stat
+  View rstd;      // [T] stat
+  View residual;  // [T, H] compute, added to dx; may be null; may be the same memory as dx
+  View dx;        // [T, H] compute
+};
+struct RmsNormBackwardWeight {
+  View dy;    // [T, H] compute
+  View x;     // [T, H] compute
+  View rstd;  // [T] stat
+  View dw;    // [H] stat, +=
+};
+
+struct RmsNormKernels {
+  void (*forward)(const Context&, const RmsNormForward&) = nullptr;
+  void (*backward_input)(const Context&, const RmsNormBackwardInput&) = nullptr;
+  void (*backward_weight)(const Context&, const RmsNormBackwardWeight&) = nullptr;
+};
+
+void rms_norm_forward(const Context& ctx, const RmsNormForward& args);
+void rms_norm_backward_input(const Context& ctx, const RmsNormBackwardInput& args);
+void rms_norm_backward_weight(const Context& ctx, const RmsNormBackwardWeight& args);
+
+}  // namespace concerto
