@@ -1,0 +1,149 @@
+#include "concerto/base/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <vector>
+
+namespace concerto {
+namespace {
+
+class Files : public testing::Test {
+ protected:
+  Files() { remove_tree(dir_), make_directories(dir_); }
+  ~Files() override {
+    set_io_fault_for_tests(nullptr);
+    remove_tree(dir_);
+  }
+  std::string at(const std::string& name) const { return dir_ + "/" + name; }
+  std::string dir_ = testing::TempDir() + "concerto_files_" + std::to_string(getpid());
+};
+
+template <class F>
+std::string io_failure(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, ErrorCode::kIo) << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+TEST_F(Files, AtomicWriteReadsBackAndLeavesNoTemporary) {
+  write_file_atomic(at("a"), "one");
+  write_file_atomic(at("a"), "two");
+  EXPECT_EQ(read_text_file(at("a")), "two");
+  EXPECT_EQ(list_directory(dir_), std::vector<std::string>{"a"});
+}
+
+TEST_F(Files, EveryFailingCallLeavesTheOldFile) {
+  write_file_atomic(at("a"), "old");
+  int calls = 0;
+  set_io_fault_for_tests([&](std::string_view, const std::string&) { return ++calls, 0; });
+  write_file_atomic(at("a"), "old");
+  const int total = calls;
+  ASSERT_GE(total, 5);  // open, write, sync, rename, open the folder, sync it
+  for (int fail = 1; fail <= total; ++fail) {
+    calls = 0;
+    set_io_fault_for_tests([&](std::string_view, const std::string&) { return ++calls == fail ? EIO : 0; });
+    const std::string message = io_failure([&] { write_file_atomic(at("a"), "new"); });
+    set_io_fault_for_tests(nullptr);
+    EXPECT_NE(message.find("Input/output error"), std::string::npos) << message;
+    EXPECT_EQ(list_directory(dir_), std::vector<std::string>{"a"}) << fail;
+    // Once renamed, the new text is there; before that, the old.
+    EXPECT_EQ(read_text_file(at("a")), fail <= 4 ? "old" : "new");
+  }
+}
+
+TEST_F(Files, FullDiskIsNamed) {
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{1000, old.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string message = io_failure([&] { write_file_atomic(at("big"), std::string(5000, 'x')); });
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(message.find("Free space"), std::string::npos) << message;
+  EXPECT_TRUE(list_directory(dir_).empty());
+}
+
+TEST_F(Files, ReadingSaysWhatIsWrong) {
+  EXPECT_NE(io_failure([&] { read_text_file(at("none")); }).find("No such file"), std::string::npos);
+  EXPECT_NE(io_failure([&] { read_text_file(dir_); }).find("not a regular file"), std::string::npos);
+  write_file_atomic(at("long"), std::string(100, 'x'));
+  EXPECT_NE(io_failure([&] { read_text_file(at("long"), 99); }).find("has 100 bytes"), std::string::npos);
+  EXPECT_NE(io_failure([&] { MappedFile file(at("none")); }).find("No such file"), std::string::npos);
+  EXPECT_NE(io_failure([&] { MappedFile file("/dev/zero"); }).find("not a regular file"), std::string::npos);
+}
+
+TEST_F(Files, MappedFileShowsTheBytes) {
+  write_file_atomic(at("a"), "hello");
+  MappedFile file(at("a"));
+  const MappedFile moved = std::move(file);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(moved.bytes().data()), moved.bytes().size()), "hello");
+  write_file_atomic(at("empty"), "");
+  EXPECT_TRUE(MappedFile(at("empty")).bytes().empty());
+  copy_file_synced(at("a"), at("b"));
+  EXPECT_EQ(read_text_file(at("b")), "hello");
+}
+
+TEST_F(Files, StagedDirectoryAppearsAtOnceOrNotAtAll) {
+  {
+    StagedDirectory staged(at("d"));
+    write_file_atomic(staged.path() + "/x", "1");
+    EXPECT_FALSE(path_exists(at("d")));
+  }
+  EXPECT_TRUE(list_directory(dir_).empty());
+  StagedDirectory staged(at("d/"));
+  write_file_atomic(staged.path() + "/x", "1");
+  staged.commit();
+  EXPECT_EQ(list_directory(dir_), std::vector<std::string>{"d"});
+  EXPECT_EQ(read_text_file(at("d/x")), "1");
+}
+
+TEST_F(Files, StagedDirectoryReplacesOnlyWhenTold) {
+  make_directories(at("d"));
+  write_file_atomic(at("d/old"), "1");
+  {
+    StagedDirectory staged(at("d"));
+    EXPECT_NE(io_failure([&] { staged.commit(); }).find("exists already"), std::string::npos);
+  }
+  EXPECT_EQ(list_directory(at("d")), std::vector<std::string>{"old"});
+  StagedDirectory staged(at("d"));
+  write_file_atomic(staged.path() + "/new", "2");
+  staged.commit(true);
+  EXPECT_EQ(list_directory(at("d")), std::vector<std::string>{"new"});
+  EXPECT_EQ(list_directory(dir_), std::vector<std::string>{"d"});
+}
+
+TEST_F(Files, StagedDirectoryRemovesWhatACrashLeft) {
+  make_directories(at("d.tmp"));
+  write_file_atomic(at("d.tmp/stale"), "1");
+  StagedDirectory staged(at("d"));
+  staged.commit();
+  EXPECT_TRUE(list_directory(at("d")).empty());
+}
+
+TEST_F(Files, Names) {
+  EXPECT_EQ(parent_directory("a/b/c"), "a/b");
+  EXPECT_EQ(parent_directory("a/b/"), "a");
+  EXPECT_EQ(parent_directory("a"), ".");
+  EXPECT_EQ(parent_directory("/a"), "/");
+  EXPECT_EQ(parent_directory("/"), "/");
+  EXPECT_EQ(file_name("a/b/c"), "c");
+  EXPECT_EQ(file_name("a/b/"), "b");
+  EXPECT_EQ(file_name("c"), "c");
+  EXPECT_TRUE(list_directory(at("none")).empty());
+  EXPECT_NE(io_failure([&] { rename_path(at("none"), at("x")); }).find("No such file"), std::string::npos);
+  EXPECT_NE(io_failure([&] { sync_directory(at("none")); }).find("No such file"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace concerto
