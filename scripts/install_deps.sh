@@ -5,7 +5,7 @@
 #
 # --run   compiler, libraries, and the texts of the quickstart (the default)
 # --test  compiler, libraries, and what the fast tests need
-# --all   all of the above, and clang for the format check and the fuzz targets
+# --all   all of the above, and clang and clang-format for the format check and the fuzz targets
 # --list  print the names of the packages and stop
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +16,8 @@ build=(g++ cmake ninja-build pkg-config ccache libdnnl-dev libyaml-cpp-dev nlohm
 texts=(bible-kjv-text dict-gcide wordnet-base debian-handbook manpages-zh debian-reference-zh-cn)
 text_files=(/usr/lib/bible.data /usr/share/dictd/gcide.dict.dz /usr/share/wordnet/data.noun
             /usr/share/doc/debian-handbook/html/zh-CN /usr/share/man/zh_CN/man1 /usr/share/debian-reference/ch01.zh-cn.html)
-tests=(libgtest-dev python3-minimal git)
-checks=(clang clang-format-14 libclang-rt-14-dev)
+tests=(libgtest-dev python3 git)
+checks=(clang-16 libclang-rt-16-dev clang-format-14)  # older clang lacks parts of C++20; format 14 is the pinned one
 
 wanted=("${build[@]}" "${texts[@]}")
 list_only=
