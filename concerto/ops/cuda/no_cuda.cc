@@ -1,0 +1,9 @@
+#include "concerto/ops/cuda/cuda_backend.h"
+
+namespace concerto {
+
+const Backend& cuda_backend() {
+  throw Error(ErrorCode::kUnsupported, "backend", "cuda is planned, not built", "Use backend: cpu.");
+}
+
+}  // namespace concerto

@@ -1,0 +1,55 @@
+#include "concerto/ops/grouped_linear.h"
+
+#include "concerto/ops/backend.h"
+#include "concerto/ops/checks.h"
+
+namespace concerto {
+
+void grouped_linear_forward(const Context& ctx, const GroupedLinearForward& args) {
+  check_compute(args.x, "grouped_linear.x");
+  check_rank(args.x, 2, "grouped_linear.x");
+  check_rank(args.w, 3, "grouped_linear.w");
+  const int64_t rows = args.x.dim(0), in = args.x.dim(1), experts = args.w.dim(0), out = args.w.dim(1);
+  check_view(args.w, {experts, out, in}, args.x.dtype, "grouped_linear.w");
+  check_dense(args.w, "grouped_linear.w");
+  check_view(args.offsets, {experts + 1}, DType::kI32, "grouped_linear.offsets");
+  check_view(args.y, {rows, out}, args.x.dtype, "grouped_linear.y");
+  check_memory(ctx, {args.x, args.w, args.offsets, args.y});
+  check_apart(args.y, {args.x, args.w}, "grouped_linear.y");
+  if (rows == 0) return;
+  run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.forward, args, "grouped_linear_forward");
+}
+
+void grouped_linear_backward_input(const Context& ctx, const GroupedLinearBackwardInput& args) {
+  check_compute(args.dy, "grouped_linear.dy");
+  check_rank(args.dy, 2, "grouped_linear.dy");
+  check_rank(args.w, 3, "grouped_linear.w");
+  const int64_t rows = args.dy.dim(0), out = args.dy.dim(1), experts = args.w.dim(0), in = args.w.dim(2);
+  check_view(args.w, {experts, out, in}, args.dy.dtype, "grouped_linear.w");
+  check_dense(args.w, "grouped_linear.w");
+  check_view(args.offsets, {experts + 1}, DType::kI32, "grouped_linear.offsets");
+  check_view(args.dx, {rows, in}, args.dy.dtype, "grouped_linear.dx");
+  check_memory(ctx, {args.dy, args.w, args.offsets, args.dx});
+  check_apart(args.dx, {args.dy, args.w}, "grouped_linear.dx");
+  if (rows == 0) return;
+  run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.backward_input, args,
+             "grouped_linear_backward_input");
+}
+
+void grouped_linear_backward_weight(const Context& ctx, const GroupedLinearBackwardWeight& args) {
+  check_compute(args.x, "grouped_linear.x");
+  check_rank(args.x, 2, "grouped_linear.x");
+  check_rank(args.dw, 3, "grouped_linear.dw");
+  const int64_t rows = args.x.dim(0), in = args.x.dim(1), experts = args.dw.dim(0), out = args.dw.dim(1);
+  check_view(args.dy, {rows, out}, args.x.dtype, "grouped_linear.dy");
+  check_view(args.offsets, {experts + 1}, DType::kI32, "grouped_linear.offsets");
+  check_view(args.dw, {experts, out, in}, stat_dtype(args.x.dtype), "grouped_linear.dw");
+  check_dense(args.dw, "grouped_linear.dw");
+  check_memory(ctx, {args.x, args.dy, args.offsets, args.dw});
+  check_apart(args.dw, {args.x, args.dy}, "grouped_linear.dw");
+  if (rows == 0) return;
+  run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.backward_weight, args,
+             "grouped_linear_backward_weight");
+}
+
+}  // namespace concerto

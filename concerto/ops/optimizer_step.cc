@@ -1,0 +1,57 @@
+#include "concerto/ops/optimizer_step.h"
+
+#include <cmath>
+
+#include "concerto/ops/backend.h"
+#include "concerto/ops/checks.h"
+
+namespace concerto {
+namespace {
+
+void check_step(const Context& ctx, const AdamStep& args) {
+  const DType stat = args.w.dtype;
+  CHECK(stat == DType::kF32 || stat == DType::kF64, "step.w is {}", dtype_name(stat));
+  check_dense(args.w, "step.w");
+  check_view(args.m, args.w.shape, stat, "step.m");
+  check_view(args.v, args.w.shape, stat, "step.v");
+  check_view(args.grad, args.w.shape, stat, "step.grad");
+  for (const View& v : {args.m, args.v, args.grad}) check_dense(v, "step.m, v, grad");
+  check_memory(ctx, {args.w, args.m, args.v, args.grad});
+  if (is_given(args.copy)) {
+    check_compute(args.copy, "step.copy");
+    CHECK(stat_dtype(args.copy.dtype) == stat, "step.copy is {}", dtype_name(args.copy.dtype));
+    check_view(args.copy, args.w.shape, args.copy.dtype, "step.copy");
+    check_dense(args.copy, "step.copy");
+    check_memory(ctx, {args.copy});
+    check_apart(args.copy, {args.w, args.m, args.v, args.grad}, "step.copy");
+  }
+  check_apart(args.w, {args.m, args.v, args.grad}, "step.w");
+  check_apart(args.m, {args.v, args.grad}, "step.m");
+  check_apart(args.v, {args.grad}, "step.v");
+  CHECK(args.c1 > 0 && args.c2 > 0, "bias corrections {} and {}", args.c1, args.c2);
+}
+
+}  // namespace
+
+void adamw_step(const Context& ctx, const AdamStep& args) {
+  check_step(ctx, args);
+  if (args.w.elements() == 0) return;
+  run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.adamw, args, "adamw_step");
+}
+
+void lamb_step(const Context& ctx, const AdamStep& args) {
+  check_step(ctx, args);
+  if (args.w.elements() == 0) return;
+  OpScope scope(ctx, OpFamily::kOptimizer);
+  ArenaScope arena(*ctx.scratch);
+  const View norms = ctx.scratch->take({2}, DType::kF64);
+  run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.lamb_norms, {.step = args, .norms = norms}, "lamb_step");
+  LambApply apply{.step = args, .trust_ratio = 1};
+  if (!ctx.dry_run) {
+    const double* n = norms.as<double>();
+    if (n[0] > 0 && n[1] > 0) apply.trust_ratio = std::sqrt(n[0]) / std::sqrt(n[1]);
+  }
+  run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.lamb_apply, apply, "lamb_step");
+}
+
+}  // namespace concerto
