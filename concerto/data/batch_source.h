@@ -1,9 +1,11 @@
-// Which tokens a training step sees: a pure function of (data, seed, sample number), so that a run resumes from the number of the next sample alone.
+// Which tokens a training step sees: a pure function of (data, seed, sample number), so that a run resumes from the
+// number of the next sample alone.
 //
-// Several sources are mixed by weight. Sources without a loss mask are pre-training text: each epoch shuffles the documents, lays them end to end and cuts the stream
-// every seq_length tokens; the cut that an epoch's end leaves open goes on with the next epoch, so no token is lost or seen twice. Sources with a mask
-// (.lsm) are fine-tuning records: whole documents are packed into rows of at most seq_length tokens, longer ones are left out and counted;
-// the rows are shuffled each epoch. Rows are never padded: a row may hold fewer tokens.
+// Several sources are mixed by weight. Sources without a loss mask are pre-training text: each epoch shuffles the
+// documents, lays them end to end and cuts the stream every seq_length tokens; the cut that an epoch's end leaves open
+// goes on with the next epoch, so no token is lost or seen twice. Sources with a mask
+// (.lsm) are fine-tuning records: whole documents are packed into rows of at most seq_length tokens, longer ones are
+// left out and counted; the rows are shuffled each epoch. Rows are never padded: a row may hold fewer tokens.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +23,11 @@ struct BatchSourceOptions {
   int64_t vocab_size = 0;
   int64_t seq_length = 0;
   int64_t mtp_depth = 0;
-  int32_t pad_id = 0;         // stands in for an MTP token beyond the end of a document
+  int32_t pad_id = 0;  // stands in for an MTP token beyond the end of a document
   uint64_t seed = 0;
   bool document_mask = true;  // false: rows are one document each; attention and targets cross the borders
   bool shuffle = true;
-  bool one_pass = false;      // validation: every source once, one after the other, in file order, weights unused
+  bool one_pass = false;  // validation: every source once, one after the other, in file order, weights unused
 };
 
 struct SourceInfo {
@@ -37,14 +39,15 @@ struct SourceInfo {
 
 class BatchSource {
  public:
-  // Error(kData): a file is missing or wrong, holds ids outside the vocabulary, or nothing to train on. Error(kConfig): no source, a weight that is not positive.
+  // Error(kData): a file is missing or wrong, holds ids outside the vocabulary, or nothing to train on. Error(kConfig):
+  // no source, a weight that is not positive.
   explicit BatchSource(const BatchSourceOptions& options);
   ~BatchSource();
   BatchSource(const BatchSource&) = delete;
   BatchSource& operator=(const BatchSource&) = delete;
 
-  // Samples [first_sample, first_sample + count), in order, as ceil(count / rows_per_micro_batch) micro-batches. Reuses what `out` holds: no allocation once
-  // the sizes have been seen. One thread at a time.
+  // Samples [first_sample, first_sample + count), in order, as ceil(count / rows_per_micro_batch) micro-batches. Reuses
+  // what `out` holds: no allocation once the sizes have been seen. One thread at a time.
   void fill(int64_t first_sample, int64_t count, int64_t rows_per_micro_batch, std::vector<MicroBatch>& out);
 
   // Rows of one pass over everything (one_pass: how many samples there are).

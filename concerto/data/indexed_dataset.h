@@ -1,15 +1,14 @@
-// Token files in Megatron's memory-mapped layout: PREFIX.bin (token ids back to back), PREFIX.idx (lengths, offsets, documents) and, where only some tokens
-// are trained, Baidu's PREFIX.lsm (one byte a token: 1 = trained).
+// Token files in Megatron's memory-mapped layout: PREFIX.bin (token ids back to back), PREFIX.idx (lengths, offsets,
+// documents) and, where only some tokens are trained, Baidu's PREFIX.lsm (one byte a token: 1 = trained).
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "concerto/data/mapped_file.h"
+#include "concerto/base/files.h"
 
 namespace concerto {
 
@@ -18,7 +17,8 @@ enum class TokenType : uint8_t { kU8 = 1, kI8 = 2, kI16 = 3, kI32 = 4, kI64 = 5,
 // The checked content of an .idx file. Only views into `bytes`; nothing is allocated.
 class TokenIndex {
  public:
-  // Checks every field. Throws Error(kData) with `name` and the field when the file is truncated, corrupt, or points outside a .bin of `bin_bytes`.
+  // Checks every field. Throws Error(kData) with `name` and the field when the file is truncated, corrupt, or points
+  // outside a .bin of `bin_bytes`.
   TokenIndex(std::span<const uint8_t> bytes, int64_t bin_bytes, const std::string& name);
 
   TokenType type() const { return type_; }
@@ -38,7 +38,8 @@ class TokenIndex {
 
 class IndexedDataset {
  public:
-  // Opens and checks PREFIX.bin, .idx and, if it is there, .lsm. Error(kIo) for a file that cannot be read, Error(kData) for one that is wrong.
+  // Opens and checks PREFIX.bin, .idx and, if it is there, .lsm. Error(kIo) for a file that cannot be read,
+  // Error(kData) for one that is wrong.
   explicit IndexedDataset(const std::string& prefix);
 
   const std::string& prefix() const { return prefix_; }
@@ -46,23 +47,29 @@ class IndexedDataset {
   int64_t documents() const { return index_.documents(); }
   int64_t tokens() const { return index_.tokens(); }
   int64_t document_tokens(int64_t document) const { return index_.document(document).count; }
-  bool has_mask() const { return mask_file_ != nullptr; }
+  bool has_mask() const { return mask_file_.has_value(); }
 
-  // Copies tokens [begin, begin + count) of a document. Error(kData) names the document when an id is not in [0, vocab_size).
+  // Copies tokens [begin, begin + count) of a document. Error(kData) names the document when an id is not in [0,
+  // vocab_size).
   void read(int64_t document, int64_t begin, int64_t count, int64_t vocab_size, int32_t* out) const;
   // The loss mask of a whole document; only with has_mask().
-  const uint8_t* mask(int64_t document) const { return mask_file_->data() + index_.document(document).begin; }
+  const uint8_t* mask(int64_t document) const { return bytes_of(*mask_file_).data() + index_.document(document).begin; }
   // Reads every id.
   void check_vocabulary(int64_t vocab_size) const;
 
  private:
+  static std::span<const uint8_t> bytes_of(const MappedFile& file) {
+    return {reinterpret_cast<const uint8_t*>(file.bytes().data()), file.bytes().size()};
+  }
+
   std::string prefix_;
   MappedFile index_file_, token_file_;
-  std::unique_ptr<MappedFile> mask_file_;
+  std::optional<MappedFile> mask_file_;
   TokenIndex index_;
 };
 
-// Writes under temporary names; finish() makes the files appear whole, the .idx last. Without finish() nothing is left behind.
+// Writes under temporary names; finish() makes the files appear whole, the .idx last. Without finish() nothing is left
+// behind.
 class IndexedDatasetWriter {
  public:
   // 16 bits a token when the vocabulary allows it, else 32. with_mask: an .lsm as well.
@@ -79,13 +86,20 @@ class IndexedDatasetWriter {
   int64_t tokens() const { return tokens_; }
 
  private:
-  void write(std::FILE* file, const void* data, size_t bytes, const std::string& name);
-  void close(std::FILE*& file, const std::string& name);
+  // A file written in large pieces, under its temporary name.
+  struct Output {
+    explicit Output(const std::string& path) : path(path), file(path + ".tmp") {}
+    void append(const void* data, size_t bytes);
+    void finish();  // all on the disk, still under the temporary name
+    std::string path;
+    FileWriter file;
+    std::vector<char> buffer;
+  };
 
   std::string prefix_;
   int64_t vocab_size_, tokens_ = 0;
-  std::FILE *token_file_ = nullptr, *mask_file_ = nullptr;
-  bool with_mask_, finished_ = false;
+  std::optional<Output> token_file_, mask_file_;
+  bool finished_ = false;
   std::vector<int32_t> lengths_;
   std::vector<uint16_t> narrow_;
 };

@@ -1,4 +1,5 @@
-// Reads steps ahead of the trainer on a thread of its own: at most `depth` steps wait, in order, in buffers that are used again and again.
+// Reads steps ahead of the trainer on a thread of its own: at most `depth` steps wait, in order, in buffers that are
+// used again and again.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +24,8 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // The next step's micro-batches, valid until the following call. Throws what `fill` threw for this step, and again at each further call.
+  // The next step's micro-batches, valid until the following call. Throws what `fill` threw for this step, and again at
+  // each further call.
   const std::vector<MicroBatch>& next();
 
  private:
@@ -35,7 +37,7 @@ class Prefetcher {
 
   Fill fill_;
   int64_t next_step_, end_step_;
-  std::vector<Slot> slots_;        // ring; one more than depth, since the consumer holds one
+  std::vector<Slot> slots_;  // ring; one more than depth, since the consumer holds one
   int64_t produced_ = 0, taken_ = 0;
   bool stop_ = false;
   std::mutex mutex_;

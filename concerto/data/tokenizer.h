@@ -1,5 +1,6 @@
-// Text to token ids and back: a SentencePiece model (ERNIE's own kind) plus the added tokens of a Hugging Face folder and its chat template.
-// Ids are the same as transformers' AutoTokenizer gives for the same folder. encode and decode may be called from many threads.
+// Text to token ids and back: a SentencePiece model (ERNIE's own kind) plus the added tokens of a Hugging Face folder
+// and its chat template. Ids are the same as transformers' AutoTokenizer gives for the same folder. encode and decode
+// may be called from many threads.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,12 @@ struct ChatMessage {
 // What a template puts around the parts of a conversation. Control tokens are written by name and become one id each.
 struct ChatTemplate {
   std::string name;
-  std::string begin;                            // before everything
-  std::string system_prefix, system_suffix;     // around the system text, if there is one
-  std::string user_prefix, user_suffix;         // around a user turn
-  std::string assistant_prefix;                 // before an answer
-  std::string assistant_suffix;                 // after an answer that another turn follows
-  std::string final_suffix;                     // after the last answer: the end that is trained
+  std::string begin;                         // before everything
+  std::string system_prefix, system_suffix;  // around the system text, if there is one
+  std::string user_prefix, user_suffix;      // around a user turn
+  std::string assistant_prefix;              // before an answer
+  std::string assistant_suffix;              // after an answer that another turn follows
+  std::string final_suffix;                  // after the last answer: the end that is trained
 };
 // The templates that can be rendered: ernie_nothink, chatml.
 const std::vector<ChatTemplate>& known_chat_templates();
@@ -34,7 +35,8 @@ enum class SpecialText { kAsTokens, kAsText };  // what `</s>` in a text becomes
 
 class Tokenizer {
  public:
-  // A Hugging Face folder that holds tokenizer.model, or a SentencePiece model file. Error(kData) names the file and field that is wrong.
+  // A Hugging Face folder that holds tokenizer.model, or a SentencePiece model file. Error(kData) names the file and
+  // field that is wrong.
   static Tokenizer load(const std::string& path);
   // From the bytes of a SentencePiece model alone.
   static Tokenizer from_model(std::string serialized, const std::string& name = "tokenizer.model");
@@ -56,23 +58,27 @@ class Tokenizer {
   // Bytes that are no UTF-8 become U+FFFD. Ids that name no token give nothing.
   std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
 
-  // Error(kData) when the folder has no chat template or one that cannot be rendered here; the message lists the known ones.
+  // Error(kData) when the folder has no chat template or one that cannot be rendered here; the message lists the known
+  // ones.
   const ChatTemplate& chat_template() const;
   // The text of a conversation, ready for encode; with `generate` it ends where the assistant is to speak.
   std::string render_chat(std::span<const ChatMessage> messages, bool generate = true) const;
 
-  // Writes the tokenizer's files into a folder (made if missing): those it was read from byte for byte, or for a model alone all that AutoTokenizer
-  // needs (tokenizer.model, tokenizer.json, tokenizer_config.json, special_tokens_map.json).
+  // Writes the tokenizer's files into a folder (made if missing): those it was read from byte for byte, or for a model
+  // alone all that AutoTokenizer needs (tokenizer.model, tokenizer.json, tokenizer_config.json,
+  // special_tokens_map.json).
   void save(const std::string& folder) const;
 
   struct State;
 
  private:
+  friend class StreamDecoder;
   explicit Tokenizer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 
-// Decodes one id after the other, as a generator speaks: push returns the text that is complete, never half a character.
+// Decodes one id after the other, as a generator speaks: push returns the text that is complete, never half a
+// character.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true);
@@ -91,8 +97,8 @@ struct TokenizerTraining {
   int64_t max_bytes = 32 << 20;     // of text used: above it, every n-th line of all files is taken
   int threads = 2;                  // does not change the result
 };
-// Byte-pair encoding with byte fallback: every text can be encoded and comes back unchanged. Ids: 0 <unk> (also pad), 1 <s>, 2 </s>,
-// 3 <|begin_of_sentence|>, 4 <|end_of_sentence|>. Deterministic. Carries ERNIE's chat template.
+// Byte-pair encoding with byte fallback: every text can be encoded and comes back unchanged. Ids: 0 <unk> (also pad), 1
+// <s>, 2 </s>, 3 <|begin_of_sentence|>, 4 <|end_of_sentence|>. Deterministic. Carries ERNIE's chat template.
 Tokenizer train_tokenizer(const TokenizerTraining& options);
 
 }  // namespace concerto
