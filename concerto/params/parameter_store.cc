@@ -75,6 +75,14 @@ ParamRef ParameterStore::ref(const std::string& name) const {
   return i < 0 ? ParamRef{} : ParamRef{i, 1, specs_[i].shape};
 }
 
+ParamRef ParameterStore::ref(const std::string& name, Shape as) const {
+  ParamRef r = ref(name);
+  if (!r) return r;
+  CHECK(r.shape.elements() == as.elements(), "{} is {}, not {}", name, r.shape.str(), as.str());
+  r.shape = as;
+  return r;
+}
+
 ParamRef ParameterStore::fused(const std::string& first_name, int count, Shape shape) const {
   const int first = find(first_name);
   if (first < 0) return {};

@@ -37,6 +37,7 @@ class ParameterStore {
   bool trains() const { return use_ == StoreUse::kTrain; }
   int find(const std::string& name) const;             // -1 if absent
   ParamRef ref(const std::string& name) const;         // one tensor; empty if absent
+  ParamRef ref(const std::string& name, Shape as) const;
   ParamRef fused(const std::string& first_name, int count, Shape shape) const;
 
   // What a layer reads: compute type for matrices, stat type for the rest.

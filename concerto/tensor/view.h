@@ -62,7 +62,8 @@ struct View {
   View(void* data, Shape shape, DType dtype)
       : data(data), shape(shape), row_stride(shape.rank() ? shape[shape.rank() - 1] : 1), dtype(dtype) {}
 
-  explicit operator bool() const { return data != nullptr; }
+  // Is there a tensor at all? (In a dry run a tensor that is there has no memory.)
+  explicit operator bool() const { return shape.rank() != 0; }
   int64_t dim(int i) const { return shape[i]; }
   int64_t cols() const { return shape.rank() ? shape[shape.rank() - 1] : 1; }
   int64_t rows() const { return cols() ? shape.elements() / cols() : 0; }

@@ -1,0 +1,26 @@
+// Final norm, head and cross entropy. Hidden passes through unchanged; the normed stream goes out too (MTP may read it). In training the loss, its
+// gradient and the head's weight gradient are made in one chunked pass in backward_input (fuses_weight), so that the logits of a chunk are made once;
+// forward alone computes the loss when no backward follows, and the last logits when text is generated.
+#pragma once
+
+#include "concerto/layers/linear_layer.h"
+
+namespace concerto {
+
+class HeadSegment final : public Segment {
+ public:
+  // depth -1: the main loss (index 0 of LossSums); m: MTP depth m (index m + 1), which shares norm and head (reference 5.4).
+  HeadSegment(const ParameterStore& store, const ModelConfig& config, int depth);
+  void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
+  void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
+  void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
+
+ private:
+  View targets(const SegmentContext& ctx) const;
+  View loss_sum(const SegmentContext& ctx) const;
+  NormLayer norm_;
+  LinearLayer head_;
+  int depth_;
+};
+
+}  // namespace concerto

@@ -1,0 +1,198 @@
+#include "concerto/layers/moe_segments.h"
+
+namespace concerto {
+namespace {
+
+struct RouterSaved {
+  View x, rstd, normed;                                   // [T, H], [T], [T, H]
+  View logits, probs, weights;                            // [T, E], [T, E], [T, K]
+  View expert_ids, offsets, row_token, row_of;            // the plan, in Saved::keep
+  View dlogits, dnormed;                                  // [T, E], [T, H]
+};
+struct DispatchSaved {
+  View row_of;  // [T, K]
+};
+struct ExpertsSaved {
+  View x, gate_up, act;  // [R, H], [R, 2 F] (becomes its gradient), [R, F]
+  View offsets;          // [E + 1]
+  View dy;               // [R, H]
+};
+struct CombineSaved {
+  View rows, weights, row_of;
+  bool has_shared;
+};
+
+std::string segment_name(int layer, const char* what) { return "layers." + std::to_string(layer) + "." + what; }
+
+}  // namespace
+
+RouterSegment::RouterSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer, int moe_index)
+    : Segment({.name = segment_name(layer, "router"), .layer = layer}),
+      store_(store),
+      norm_{&store, store.ref(prefix + "post_attention_layernorm.weight"), c.rms_norm_eps},
+      w_(store.ref(prefix + "mlp.gate.weight")),
+      bias_(store.ref(prefix + "mlp.moe_statics.e_score_correction_bias", {c.moe_num_experts})),
+      num_experts_(c.moe_num_experts),
+      top_k_(c.moe_k),
+      norm_min_(c.moe_norm_min),
+      moe_index_(moe_index) {}
+
+void RouterSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
+  auto& s = ctx.replay ? saved.as<RouterSaved>() : saved.start<RouterSaved>();
+  Arena& arena = *saved.forward;
+  const int64_t tokens = ctx.tokens->count;
+  const DType type = in.hidden.dtype, stat = stat_dtype(type);
+  s.x = in.hidden;
+  s.rstd = arena.take({tokens}, stat);
+  s.normed = arena.take(s.x.shape, type);
+  s.logits = arena.take({tokens, num_experts_}, stat);
+  s.probs = arena.take({tokens, num_experts_}, stat);
+  s.weights = arena.take({tokens, top_k_}, stat);
+  if (!ctx.replay) {
+    s.expert_ids = saved.keep->take({tokens, top_k_}, DType::kI32);
+    s.offsets = saved.keep->take({num_experts_ + 1}, DType::kI32);
+    s.row_token = saved.keep->take({tokens * top_k_}, DType::kI32);
+    s.row_of = saved.keep->take({tokens, top_k_}, DType::kI32);
+  }
+  const auto row = [&](View v) { return v.rows_range(moe_index_, 1).reshape({num_experts_}); };
+  norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
+  router_logits(ctx.ops, {.x = s.normed, .w = store_.weight(w_), .logits = s.logits});
+  router_select(ctx.ops, {.logits = s.logits,
+                          .bias = store_.weight(bias_),
+                          .norm_min = norm_min_,
+                          .probs = s.probs,
+                          .expert_ids = s.expert_ids,
+                          .weights = s.weights,
+                          .counts = row(ctx.router->counts),
+                          .bare_counts = row(ctx.router->bare_counts),
+                          .prob_sums = row(ctx.router->prob_sums),
+                          .replay = ctx.replay});
+  if (!ctx.replay)
+    make_dispatch_plan(ctx.ops,
+                       {.expert_ids = s.expert_ids, .offsets = s.offsets, .row_token = s.row_token, .row_of = s.row_of});
+  out.normed = s.normed;
+  out.weights = s.weights;
+  out.offsets = s.offsets;
+  out.row_token = s.row_token;
+  out.row_of = s.row_of;
+  if (ctx.observer) observe(ctx, saved);
+}
+
+void RouterSegment::observe(const SegmentContext& ctx, Saved& saved) const {
+  const auto& s = saved.as<RouterSaved>();
+  const std::string p = "router." + std::to_string(spec().layer) + ".";
+  ctx.observer->record(p + "logits", s.logits);
+  ctx.observer->record(p + "probs", s.probs);
+  ctx.observer->record(p + "topk_index", s.expert_ids);
+  ctx.observer->record(p + "topk_weight", s.weights);
+}
+
+void RouterSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
+  auto& s = saved.as<RouterSaved>();
+  s.dlogits = saved.backward->take(s.logits.shape, s.logits.dtype);
+  s.dnormed = dout.normed;
+  router_select_backward(ctx.ops, {.dweights = dout.weights,
+                                   .aux_dprob = ctx.router->aux_dprob,
+                                   .probs = s.probs,
+                                   .expert_ids = s.expert_ids,
+                                   .norm_min = norm_min_,
+                                   .dlogits = s.dlogits});
+  router_logits_backward_input(ctx.ops, {.dlogits = s.dlogits, .w = store_.weight(w_), .dx = s.dnormed});
+  din = {};
+  din.hidden = saved.backward->take(s.x.shape, s.x.dtype);
+  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden);
+}
+
+void RouterSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
+  auto& s = saved.as<RouterSaved>();
+  router_logits_backward_weight(ctx.ops, {.dlogits = s.dlogits, .x = s.normed, .dw = store_.grad(w_)});
+  norm_.backward_weight(ctx.ops, s.dnormed, s.x, s.rstd);
+}
+
+DispatchSegment::DispatchSegment(const ModelConfig& c, int layer)
+    : Segment({.name = segment_name(layer, "dispatch"), .layer = layer}), top_k_(c.moe_k) {}
+
+void DispatchSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
+  saved.start<DispatchSaved>().row_of = in.row_of;
+  out.rows = saved.forward->take({ctx.tokens->count * top_k_, in.normed.cols()}, in.normed.dtype);
+  gather_rows(ctx.ops, {.x = in.normed, .row_token = in.row_token, .rows = out.rows});
+}
+
+void DispatchSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
+  din.normed = saved.backward->take({ctx.tokens->count, dout.rows.cols()}, dout.rows.dtype);
+  gather_rows_backward(ctx.ops, {.drows = dout.rows, .row_of = saved.as<DispatchSaved>().row_of, .dx = din.normed});
+  din.rows = {};
+}
+
+ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
+    : Segment({.name = segment_name(layer, "experts"), .layer = layer}), store_(store), width_(c.moe_intermediate_size) {
+  const int experts = static_cast<int>(c.moe_num_experts);
+  gate_up_ = store.fused(prefix + "mlp.experts.0.gate_proj.weight", 2 * experts, {experts, 2 * width_, c.hidden_size});
+  down_ = store.fused(prefix + "mlp.experts.0.down_proj.weight", experts, {experts, c.hidden_size, width_});
+}
+
+void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
+  auto& s = saved.start<ExpertsSaved>();
+  Arena& arena = *saved.forward;
+  const int64_t rows = in.rows.rows();
+  s.x = in.rows;
+  s.offsets = in.offsets;
+  s.gate_up = arena.take({rows, 2 * width_}, s.x.dtype);
+  s.act = arena.take({rows, width_}, s.x.dtype);
+  out.rows = arena.take(s.x.shape, s.x.dtype);
+  grouped_linear_forward(ctx.ops, {.x = s.x, .w = store_.weight(gate_up_), .offsets = s.offsets, .y = s.gate_up});
+  swiglu_forward(ctx.ops, {.gate_up = s.gate_up, .act = s.act});
+  grouped_linear_forward(ctx.ops, {.x = s.act, .w = store_.weight(down_), .offsets = s.offsets, .y = out.rows});
+}
+
+void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
+  auto& s = saved.as<ExpertsSaved>();
+  s.dy = dout.rows;
+  {
+    ArenaScope scope(*ctx.ops.scratch);
+    const View dact = ctx.ops.scratch->take(s.act.shape, s.act.dtype);
+    grouped_linear_backward_input(ctx.ops, {.dy = s.dy, .w = store_.weight(down_), .offsets = s.offsets, .dx = dact});
+    swiglu_backward(ctx.ops, {.gate_up = s.gate_up, .dact = dact, .dgate_up = s.gate_up});
+  }
+  din.rows = saved.backward->take(s.x.shape, s.x.dtype);
+  grouped_linear_backward_input(ctx.ops, {.dy = s.gate_up, .w = store_.weight(gate_up_), .offsets = s.offsets, .dx = din.rows});
+}
+
+void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
+  auto& s = saved.as<ExpertsSaved>();
+  grouped_linear_backward_weight(ctx.ops, {.x = s.act, .dy = s.dy, .offsets = s.offsets, .dw = store_.grad(down_)});
+  grouped_linear_backward_weight(ctx.ops, {.x = s.x, .dy = s.gate_up, .offsets = s.offsets, .dw = store_.grad(gate_up_)});
+}
+
+CombineSegment::CombineSegment(int layer) : Segment({.name = segment_name(layer, "combine"), .layer = layer}) {}
+
+void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
+  auto& s = saved.start<CombineSaved>();
+  s.rows = in.rows;
+  s.weights = in.weights;
+  s.row_of = in.row_of;
+  s.has_shared = static_cast<bool>(in.mlp);
+  out = {};
+  out.hidden = saved.output->take(in.hidden.shape, in.hidden.dtype);
+  ArenaScope scope(*ctx.ops.scratch);
+  const View y = ctx.ops.scratch->take(in.hidden.shape, in.hidden.dtype);
+  combine_rows(ctx.ops, {.rows = in.rows, .row_of = in.row_of, .weights = in.weights, .add = in.mlp, .y = y});
+  if (ctx.observer) ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
+  add(ctx.ops, {.a = in.hidden, .b = y, .out = out.hidden});
+  if (ctx.observer) ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
+}
+
+void CombineSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
+  auto& s = saved.as<CombineSaved>();
+  din.weights = saved.backward->take(s.weights.shape, s.weights.dtype);
+  din.rows = s.rows;  // in place: the rows are read for the last time here
+  combine_rows_backward(ctx.ops, {.dy = dout.hidden,
+                                  .rows = s.rows,
+                                  .row_of = s.row_of,
+                                  .weights = s.weights,
+                                  .drows = din.rows,
+                                  .dweights = din.weights});
+  if (s.has_shared) din.mlp = dout.hidden;
+}
+
+}  // namespace concerto

@@ -1,0 +1,62 @@
+// A MoE layer's second half as segments (reference 3.3, 3.4):
+//   router   hidden -> normed, routing weights, dispatch plan         (norm and fp32 router)
+//   [shared  normed -> mlp]                                           (mlp_segment.h)
+//   dispatch normed -> rows sorted by expert
+//   experts  rows -> rows, one grouped product over all experts
+//   combine  hidden + mlp + weighted sum of rows -> hidden
+// Backward runs them in reverse: dispatch writes d normed, shared and router add to it.
+#pragma once
+
+#include "concerto/layers/linear_layer.h"
+
+namespace concerto {
+
+class RouterSegment final : public Segment {
+ public:
+  // `moe_index`: row of this layer in RouterStats.
+  RouterSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer, int moe_index);
+  void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
+  void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
+  void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
+
+ private:
+  void observe(const SegmentContext& ctx, Saved& saved) const;
+  const ParameterStore& store_;
+  NormLayer norm_;
+  ParamRef w_, bias_;
+  int64_t num_experts_, top_k_;
+  double norm_min_;
+  int moe_index_;
+};
+
+class DispatchSegment final : public Segment {
+ public:
+  DispatchSegment(const ModelConfig& config, int layer);
+  void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
+  void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
+
+ private:
+  int64_t top_k_;
+};
+
+class ExpertsSegment final : public Segment {
+ public:
+  ExpertsSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer);
+  void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
+  void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
+  void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
+
+ private:
+  const ParameterStore& store_;
+  ParamRef gate_up_, down_;  // [E, 2 F, H], [E, H, F]
+  int64_t width_;
+};
+
+class CombineSegment final : public Segment {
+ public:
+  explicit CombineSegment(int layer);
+  void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
+  void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
+};
+
+}  // namespace concerto

@@ -1,0 +1,132 @@
+// The segment: the smallest unit a schedule may place. `const` after construction; what one micro-batch needs later lives in `Saved`, never in the segment.
+//
+//   forward         reads `in`, writes what it makes into `out` (which starts as a copy of `in`, so the rest passes through)
+//   backward_input  reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation gradients; touches no weight gradient
+//   backward_weight accumulates (+=) into weight gradients in the stat type, from what forward and backward_input left in Saved
+//
+// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. Memory comes from the arenas in Saved:
+//   `keep`     from forward to backward_weight, never recomputed: the routing plan
+//   `forward`  from forward to backward_weight, or made again by recompute: activations
+//   `output`   like `forward`, for the residual stream that the segment hands on (under recompute the unit's last output stays)
+//   `backward` from backward_input to backward_weight: gradients of activations
+// and from `ctx.scratch` inside one call.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <string>
+#include <type_traits>
+
+#include "concerto/ops/backend.h"
+#include "concerto/params/parameter_store.h"
+
+namespace concerto {
+
+// The tokens of one micro-batch (data/micro_batch.h), as views.
+struct Tokens {
+  View ids, positions, targets;     // [T] i32
+  View doc_offsets;                 // [docs + 1] i32
+  View mtp_ids, mtp_targets;        // [depth, T] i32
+  int64_t count = 0;                // T
+};
+
+// What flows between segments of one micro-batch: activations forward, their gradients backward. A null view: nothing there.
+struct Acts {
+  View hidden;      // [T, H] residual stream
+  View normed;      // [T, H] normed stream inside a layer; after the head: the final norm's output
+  View mlp;         // [T, H] shared experts' output
+  View weights;     // [T, K] routing weights
+  View rows;        // [R, H] routed rows, sorted by expert
+  View offsets;     // [E + 1] i32   the dispatch plan (no gradients)
+  View row_token;   // [R] i32
+  View row_of;      // [T, K] i32
+};
+
+struct Saved {
+  static constexpr size_t kBytes = 1792;
+  Arena* keep = nullptr;
+  Arena* forward = nullptr;
+  Arena* output = nullptr;
+  Arena* backward = nullptr;
+  alignas(64) std::byte blob[kBytes];
+
+  // The segment's own record; the same bytes from forward to backward_weight.
+  template <class T>
+  T& as() {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes);
+    return *std::launder(reinterpret_cast<T*>(blob));
+  }
+  template <class T>
+  T& start() {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes);
+    return *new (blob) T{};
+  }
+};
+
+// Receives named activations while a golden is compared; null in training.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual bool wants_logits() const = 0;
+  virtual void record(const std::string& name, View value) = 0;  // contiguous or strided rows
+};
+
+// Loss sums of one micro-batch; index 0 is the language-model loss, 1 + m MTP depth m.
+constexpr int kMaxLosses = 9;
+struct LossSums {
+  double sum[kMaxLosses] = {};
+  double scale[kMaxLosses] = {};  // multiplies gradients: 1 / valid targets of the step (and lambda / depth for MTP)
+};
+
+// Routing statistics of one micro-batch, a row a MoE layer: integers, and probabilities summed in f64.
+struct RouterStats {
+  View counts;       // [moe layers, E] i64: tokens per expert as chosen
+  View bare_counts;  // [moe layers, E] i64: as the bare probabilities would choose
+  View prob_sums;    // [moe layers, E] f64
+  View aux_dprob;    // [E] stat: gradient of the aux loss for each token's probability; null: no aux loss
+};
+
+// Keys and values of generated text, a pair a layer.
+struct KvCache {
+  View* k = nullptr;  // [layers] views [capacity, N_kv * D]
+  View* v = nullptr;
+  int64_t past = 0;   // rows already there
+};
+
+struct SegmentContext {
+  Context ops;
+  const Tokens* tokens = nullptr;
+  LossSums* losses = nullptr;
+  RouterStats* router = nullptr;
+  Observer* observer = nullptr;
+  KvCache* cache = nullptr;  // generation: attention reads and extends it
+  bool training = false;     // a backward pass follows
+  bool replay = false;       // recompute: routing plans in Saved are used, not made
+};
+
+enum class SegmentKind { kCompute, kCommunication, kFused };
+
+struct SegmentSpec {
+  std::string name;  // "layers.3.router"
+  int layer = -1;
+  SegmentKind kind = SegmentKind::kCompute;
+  bool fuses_weight = false;
+};
+
+class Segment {
+ public:
+  explicit Segment(SegmentSpec spec) : spec_(std::move(spec)) {}
+  virtual ~Segment() = default;
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  const SegmentSpec& spec() const { return spec_; }
+  virtual void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const = 0;
+  virtual void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const = 0;
+  virtual void backward_weight(const SegmentContext&, Saved&) const {}
+
+ private:
+  SegmentSpec spec_;
+};
+
+}  // namespace concerto

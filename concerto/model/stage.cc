@@ -1,0 +1,110 @@
+#include "concerto/model/stage.h"
+
+#include "concerto/layers/attention_segment.h"
+#include "concerto/layers/embedding_segment.h"
+#include "concerto/layers/head_segment.h"
+#include "concerto/layers/mlp_segment.h"
+#include "concerto/layers/moe_segments.h"
+#include "concerto/layers/mtp_segment.h"
+
+namespace concerto {
+
+Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions) : config_(config) {
+  const int64_t positions = max_positions + config.num_nextn_predict_layers + 1;
+  rope_ = Buffer(positions * config.head_dim * dtype_bytes(store.stat()));
+  cos_sin_ = View(rope_.data(), {positions, config.head_dim}, store.stat());
+  rope_fill_table(cos_sin_, config.rope_theta);
+  unit("embedding", false).segments.push_back(std::make_unique<EmbeddingSegment>(store, config_));
+  for (int i = 0; i < config.num_hidden_layers; ++i) add_layer(store, i, recompute);
+  unit("head", false).segments.push_back(std::make_unique<HeadSegment>(store, config_, -1));
+  for (int m = 0; m < config.num_nextn_predict_layers; ++m) add_mtp(store, m, recompute);
+}
+
+Unit& Stage::unit(std::string name, bool recompute) {
+  units_.push_back({.name = std::move(name), .segments = {}, .recompute = recompute});
+  return units_.back();
+}
+
+void Stage::add_layer(const ParameterStore& store, int layer, Recompute recompute) {
+  const std::string prefix = "model.layers." + std::to_string(layer) + ".", name = "layers." + std::to_string(layer) + ".";
+  const bool full = recompute == Recompute::kFull;
+  Unit* u = &unit(full ? name + "layer" : name + "attention", full);
+  u->segments.push_back(std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, cos_sin_));
+  if (!full) u = &unit(name + "mlp", recompute == Recompute::kSelective);
+  if (!config_.is_moe_layer(layer)) {
+    u->segments.push_back(std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
+    return;
+  }
+  u->segments.push_back(std::make_unique<RouterSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size())));
+  if (config_.moe_num_shared_experts > 0)
+    u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer));
+  u->segments.push_back(std::make_unique<DispatchSegment>(config_, layer));
+  u->segments.push_back(std::make_unique<ExpertsSegment>(store, config_, prefix, layer));
+  u->segments.push_back(std::make_unique<CombineSegment>(layer));
+  moe_layers_.push_back(layer);
+}
+
+void Stage::add_mtp(const ParameterStore& store, int depth, Recompute recompute) {
+  const std::string prefix = "model.mtp_block." + std::to_string(depth) + ".", name = "mtp." + std::to_string(depth) + ".";
+  const int layer = static_cast<int>(config_.num_hidden_layers) + depth;
+  const int64_t shift = config_.mtp_positions == MtpPositions::kShifted ? depth + 1 : 0;
+  const View table = cos_sin_.rows_range(shift, cos_sin_.rows() - shift);
+  const auto add_unit = [&](const char* what, bool again, std::unique_ptr<Segment> segment) {
+    Unit& u = unit(name + what, again);
+    u.training_only = true;
+    u.segments.push_back(std::move(segment));
+  };
+  add_unit("join", false, std::make_unique<MtpSegment>(store, config_, depth));
+  add_unit("attention", recompute == Recompute::kFull,
+           std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, table));
+  add_unit("mlp", recompute != Recompute::kNone, std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
+  add_unit("head", false, std::make_unique<HeadSegment>(store, config_, depth));
+}
+
+namespace {
+
+void run_segments(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitSaved& saved, Arena* keep, Arena* forward,
+                  Arena* output) {
+  for (size_t i = 0; i < unit.segments.size(); ++i) {
+    Saved& s = saved.segments[i];
+    s.keep = keep;
+    s.forward = forward;
+    s.output = i + 1 == unit.segments.size() ? output : forward;
+    Acts out = acts;
+    unit.segments[i]->forward(ctx, acts, out, s);
+    acts = out;
+  }
+}
+
+}  // namespace
+
+void unit_forward(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitSaved& saved, const UnitArenas& arenas) {
+  saved.input = acts;
+  if (!unit.recompute || !ctx.training) {
+    run_segments(unit, ctx, acts, saved, arenas.keep, arenas.keep, arenas.keep);
+    return;
+  }
+  ArenaScope scope(*arenas.temporary);
+  run_segments(unit, ctx, acts, saved, arenas.keep, arenas.temporary, arenas.keep);
+}
+
+void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grads, UnitSaved& saved, const UnitArenas& arenas) {
+  if (unit.recompute) {
+    SegmentContext again = ctx;
+    again.replay = true;
+    Acts acts = saved.input;
+    run_segments(unit, again, acts, saved, arenas.keep, arenas.temporary, arenas.temporary);
+  }
+  for (size_t i = unit.segments.size(); i-- > 0;) {
+    saved.segments[i].backward = arenas.backward;
+    Acts din = grads;
+    unit.segments[i]->backward_input(ctx, grads, din, saved.segments[i]);
+    grads = din;
+  }
+}
+
+void unit_backward_weight(const Unit& unit, const SegmentContext& ctx, UnitSaved& saved) {
+  for (size_t i = unit.segments.size(); i-- > 0;) unit.segments[i]->backward_weight(ctx, saved.segments[i]);
+}
+
+}  // namespace concerto
