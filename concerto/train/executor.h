@@ -1,0 +1,111 @@
+// Plays a step's action list on tensors: the one switch over actions. Owns what a micro-batch in flight needs (its
+// slot) and the arenas; every byte is planned by a dry run of the same code before the first step, and nothing is
+// allocated after construction.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "concerto/data/micro_batch.h"
+#include "concerto/model/stage.h"
+#include "concerto/schedule/action.h"
+#include "concerto/train/trace_writer.h"
+
+namespace concerto {
+
+struct ExecutorOptions {
+  int64_t max_tokens = 0;  // of one micro-batch
+  int64_t max_docs = 0;    // documents of one micro-batch; 0: as many as tokens
+  bool train = true;       // false: forward only
+  bool split = false;      // schedules with B and W apart
+  int64_t slots = 1;       // micro-batches in flight
+  LossAverage loss_average = LossAverage::kTokens;
+  int64_t cache_rows = 0;  // generation: rows of the KV cache, at least max_tokens
+  bool poison = false;     // tests: unused memory is NaN
+};
+
+// Sums over the micro-batches of a step (or of an evaluation). A loss is (sum, count) until the last moment.
+struct StepOutput {
+  std::array<double, kMaxLosses>
+      loss_sum{};  // [0] language model, [1 + m] MTP depth m; with kMicroBatches: sums of means
+  std::array<int64_t, kMaxLosses> loss_count{};         // valid targets; with kMicroBatches: micro-batches
+  double aux_loss = 0;                                  // unscaled, mean over micro-batches as they weigh
+  int64_t tokens = 0;                                   // tokens that went through the model
+  std::vector<std::vector<int64_t>> tokens_per_expert;  // [moe layers][experts]
+
+  double loss(int i = 0) const { return loss_count[i] > 0 ? loss_sum[i] / static_cast<double>(loss_count[i]) : 0.0; }
+};
+
+// Bytes by kind, from a dry run.
+struct MemoryPlan {
+  int64_t keep = 0;       // a slot: activations from forward to backward
+  int64_t backward = 0;   // gradients of activations: two recycled arenas, or (split) one a slot
+  int64_t temporary = 0;  // recompute
+  int64_t scratch = 0;
+  int64_t total = 0;
+};
+
+class Executor {
+ public:
+  Executor(const Stage& stage, ParameterStore& store, const Backend& backend, ThreadPool& pool,
+           const ExecutorOptions& options);
+  ~Executor();
+
+  const MemoryPlan& memory() const { return memory_; }
+  const Context& ops() const { return context_; }
+  // What the plan says for these options, without making anything.
+  static MemoryPlan plan(const Stage& stage, ParameterStore& store, const Backend& backend, ThreadPool& pool,
+                         const ExecutorOptions& options);
+
+  // Runs a schedule over micro_batches (their memory stays where it is until this returns). Gradients of
+  // (LM loss + router_aux_loss_coef * aux loss, if the config asks + MTP losses) add up in the store.
+  void run(const Schedule& schedule, std::span<const MicroBatch> micro_batches, StepOutput& output);
+
+  // Forward only: adds the micro-batch's loss sum and count to `output`.
+  void evaluate(const MicroBatch& micro_batch, StepOutput& output);
+  // New tokens of one sequence through the model with a cache, for generation; `cache.past` advances. Returns the
+  // final-normed hidden states [T, H], valid until the next call.
+  View extend(const MicroBatch& tokens, KvCache& cache);
+
+  void set_observer(Observer* observer) { observer_ = observer; }
+  void set_profile(OpProfile* profile) { context_.profile = profile; }
+  void set_trace(TraceWriter* trace) { trace_ = trace; }
+
+ private:
+  struct Slot;
+  struct Arenas;
+
+  void plan_memory();
+  void begin_output(std::span<const MicroBatch> micro_batches, StepOutput& output);
+  void set_tokens(Slot& slot, const MicroBatch* micro_batch);
+  SegmentContext segment_context(Slot& slot, bool training);
+  void plan_cache(Slot& slot);
+  void forward(Slot& slot);
+  Acts forward_only(Slot& slot, KvCache* cache);
+  void finish_forward(Slot& slot, StepOutput& output);
+  void aux_loss(Slot& slot, StepOutput& output);
+  void backward(Slot& slot);
+  void backward_input(Slot& slot);
+  void backward_weight(Slot& slot);
+  void finish_backward(Slot& slot, StepOutput& output);
+  void loss_scales(const MicroBatch& micro_batch, Slot& slot) const;
+
+  const Stage& stage_;
+  ParameterStore& store_;
+  ExecutorOptions options_;
+  Context context_;
+  MemoryPlan memory_;
+  Observer* observer_ = nullptr;
+  TraceWriter* trace_ = nullptr;
+  std::unique_ptr<Arenas> arenas_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<int64_t> slot_of_;  // [micro-batches of the step] slot index, -1: not in flight
+  struct Totals {
+    std::array<int64_t, kMaxLosses> targets{};
+    int64_t tokens = 0, micro_batches = 0;
+  } totals_;  // of the step
+};
+
+}  // namespace concerto

@@ -1,0 +1,30 @@
+// The memory of this process as the kernel counts it, and how it compares with what was predicted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace concerto {
+
+struct ProcessMemory {
+  int64_t rss_bytes = 0;        // resident now (VmRSS): own pages and those of mapped files
+  int64_t peak_bytes = 0;       // highest resident so far (VmHWM)
+  int64_t anonymous_bytes = 0;  // of rss_bytes, what no file backs (RssAnon)
+};
+
+// From /proc/self/status; zeros where that does not exist. Allocates nothing, takes some ten microseconds.
+ProcessMemory read_process_memory();
+
+struct MemoryReport {
+  int64_t baseline_bytes = 0;   // resident before the run's buffers were made
+  int64_t predicted_bytes = 0;  // what the run was predicted to add to it at its peak
+  int64_t peak_bytes = 0;       // highest resident, the baseline included
+
+  int64_t predicted_peak_bytes() const { return baseline_bytes + predicted_bytes; }
+  double error() const;  // real over predicted peak, minus one; 0 where nothing was predicted
+};
+
+// "predicted 512 MiB (38.2 MiB process + 474 MiB run), real 520 MiB (+1.6 %)"
+std::string format_memory_report(const MemoryReport& report);
+
+}  // namespace concerto
