@@ -1,0 +1,133 @@
+#include "concerto/ops/cpu/own_products.h"
+
+#include "concerto/ops/cpu/product.h"
+
+namespace concerto::cpu {
+namespace {
+
+const float* floats_or_null(const View& v) { return v ? v.as<float>() : nullptr; }
+const int32_t* offsets_of(const View& v) { return v.as<const int32_t>(); }
+
+template <Isa kIsa>
+void linear_forward(const Context& ctx, const LinearForward& a) {
+  row_product(
+      ctx, kIsa,
+      {.a = a.x, .b = a.w.data, .b_type = a.w.dtype, .n = a.w.dim(0), .bias = floats_or_null(a.bias), .out = a.y});
+}
+
+template <Isa kIsa>
+void linear_backward_input(const Context& ctx, const LinearBackwardInput& a) {
+  row_product(ctx, kIsa,
+              {.a = a.dy,
+               .b = a.w.data,
+               .b_type = a.w.dtype,
+               .reduce_rows = true,
+               .n = a.w.dim(1),
+               .out = a.dx,
+               .accumulate = a.accumulate});
+}
+
+template <Isa kIsa>
+void linear_backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
+  weight_product(ctx, kIsa, {.a = a.dy, .b = a.x, .out = a.dw.as<float>()});
+  if (a.db) add_column_sums(ctx, kIsa, a.dy, a.db.as<float>());
+}
+
+template <Isa kIsa>
+void grouped_forward(const Context& ctx, const GroupedLinearForward& a) {
+  row_product(ctx, kIsa,
+              {.a = a.x,
+               .b = a.w.data,
+               .b_type = a.w.dtype,
+               .n = a.w.dim(1),
+               .offsets = offsets_of(a.offsets),
+               .groups = a.w.dim(0),
+               .out = a.y});
+}
+
+template <Isa kIsa>
+void grouped_backward_input(const Context& ctx, const GroupedLinearBackwardInput& a) {
+  row_product(ctx, kIsa,
+              {.a = a.dy,
+               .b = a.w.data,
+               .b_type = a.w.dtype,
+               .reduce_rows = true,
+               .n = a.w.dim(2),
+               .offsets = offsets_of(a.offsets),
+               .groups = a.w.dim(0),
+               .out = a.dx});
+}
+
+template <Isa kIsa>
+void grouped_backward_weight(const Context& ctx, const GroupedLinearBackwardWeight& a) {
+  weight_product(
+      ctx, kIsa,
+      {.a = a.dy, .b = a.x, .offsets = offsets_of(a.offsets), .groups = a.dw.dim(0), .out = a.dw.as<float>()});
+}
+
+template <Isa kIsa>
+void router_logits_product(const Context& ctx, const RouterLogits& a) {
+  row_product(ctx, kIsa, {.a = a.x, .b = a.w.data, .b_type = a.w.dtype, .n = a.w.dim(0), .out = a.logits});
+}
+
+template <Isa kIsa>
+void router_logits_product_backward_input(const Context& ctx, const RouterLogitsBackwardInput& a) {
+  row_product(ctx, kIsa,
+              {.a = a.dlogits,
+               .b = a.w.data,
+               .b_type = a.w.dtype,
+               .reduce_rows = true,
+               .n = a.w.dim(1),
+               .out = a.dx,
+               .accumulate = true});
+}
+
+template <Isa kIsa>
+void router_logits_product_backward_weight(const Context& ctx, const RouterLogitsBackwardWeight& a) {
+  weight_product(ctx, kIsa, {.a = a.dlogits, .b = a.x, .out = a.dw.as<float>()});
+}
+
+struct Tables {
+  LinearKernels linear;
+  GroupedLinearKernels grouped;
+  RouterKernels router;
+};
+
+template <Isa kIsa>
+Tables tables_of() {
+  Tables t;
+  t.linear = {linear_forward<kIsa>, linear_backward_input<kIsa>, linear_backward_weight<kIsa>};
+  t.grouped = {grouped_forward<kIsa>, grouped_backward_input<kIsa>, grouped_backward_weight<kIsa>};
+  t.router.logits = router_logits_product<kIsa>;
+  t.router.logits_backward_input = router_logits_product_backward_input<kIsa>;
+  t.router.logits_backward_weight = router_logits_product_backward_weight<kIsa>;
+  return t;
+}
+
+Tables tables(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512Bf16:
+      return tables_of<Isa::kAvx512Bf16>();
+    case Isa::kAvx512:
+      return tables_of<Isa::kAvx512>();
+    case Isa::kAvx2:
+      return tables_of<Isa::kAvx2>();
+    case Isa::kGeneric:
+      break;
+  }
+  return tables_of<Isa::kGeneric>();
+}
+
+}  // namespace
+
+LinearKernels own_linear_kernels(Isa isa) { return tables(isa).linear; }
+GroupedLinearKernels grouped_linear_kernels(Isa isa) { return tables(isa).grouped; }
+
+void fill_router_products(RouterKernels& router, Isa isa) {
+  const RouterKernels from = tables(isa).router;
+  router.logits = from.logits;
+  router.logits_backward_input = from.logits_backward_input;
+  router.logits_backward_weight = from.logits_backward_weight;
+}
+
+}  // namespace concerto::cpu

@@ -1,0 +1,220 @@
+#include "concerto/ops/cpu/product.h"
+
+#include <algorithm>
+
+#include "concerto/ops/cpu/product_kernels.h"
+
+namespace concerto::cpu {
+namespace {
+
+// Largest tile: its sums (192 x 256 f32) and its packed rows (192 x 1,088 bytes) fit the second cache level together.
+// Rows are a multiple of every mr.
+constexpr int64_t kTileRows = 192, kTileColumns = 256, kFewestRows = 48, kFewestColumns = 64;
+// Words of the reduction whose packed weights a thread keeps; a longer reduction packs them again for every tile.
+constexpr int64_t kKeptWords = 1024;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+Source source_of(DType type) { return type == DType::kBF16 ? kSourceBF16 : kSourceF32; }
+
+const char* at(const void* data, int64_t elements, DType type) {
+  return static_cast<const char*>(data) + elements * dtype_bytes(type);
+}
+
+struct TileSize {
+  int64_t rows = kTileRows, columns = kTileColumns;
+};
+
+// Enough tiles that threads end together, no smaller than needed.
+TileSize choose_tile(int64_t rows, int64_t columns, int threads) {
+  TileSize t;
+  const auto tiles = [&] { return ceil_div(rows, t.rows) * ceil_div(columns, t.columns); };
+  while (threads > 1 && tiles() < 4 * threads && (t.rows > kFewestRows || t.columns > kFewestColumns)) {
+    if (t.rows > kFewestRows && t.rows >= t.columns / 2)
+      t.rows /= 2;
+    else
+      t.columns = std::max(t.columns / 2, kFewestColumns);
+  }
+  return t;
+}
+
+// One thread's packing space.
+struct Workspace {
+  uint32_t* a;
+  uint32_t* b;
+  float* sums;
+};
+
+// `count` equal pieces of at least `words` each, a piece per thread.
+class Workspaces {
+ public:
+  Workspaces(const Context& ctx, int64_t a_words, int64_t b_words, int64_t sums)
+      : a_words_(round_up(a_words, 16)), b_words_(round_up(b_words, 16)), sums_(round_up(sums, 16)) {
+    base_ = static_cast<uint32_t*>(ctx.scratch->take_bytes(ctx.pool->size() * (a_words_ + b_words_ + sums_) * 4));
+  }
+  Workspace of(int thread) const {
+    uint32_t* p = base_ + thread * (a_words_ + b_words_ + sums_);
+    return {p, p + a_words_, reinterpret_cast<float*>(p + a_words_ + b_words_)};
+  }
+
+ private:
+  int64_t a_words_, b_words_, sums_;
+  uint32_t* base_;
+};
+
+// The tiles of ragged groups: group e has first[e] .. first[e + 1] of them; a group's are numbered through its column
+// blocks, rows within.
+struct TileList {
+  int64_t* first;  // [groups + 1]
+  int64_t groups;
+
+  int64_t count() const { return first[groups]; }
+  int64_t group_of(int64_t tile) const { return std::upper_bound(first, first + groups + 1, tile) - first - 1; }
+};
+
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+// Part `i` of `parts` nearly equal parts of [0, n), borders at multiples of `grain`.
+Range part_of(int64_t n, int64_t parts, int64_t i, int64_t grain) {
+  const int64_t units = ceil_div(n, grain);
+  return {std::min(n, units * i / parts * grain), std::min(n, units * (i + 1) / parts * grain)};
+}
+
+Range group_rows(const int32_t* offsets, int64_t e, int64_t rows) {
+  return offsets ? Range{offsets[e], offsets[e + 1]} : Range{0, rows};
+}
+
+}  // namespace
+
+const ProductKernels& product_kernels(Isa isa, bool bf16) {
+  const ProductKernels* k = nullptr;
+  if (isa >= Isa::kAvx512Bf16 && bf16) k = product_kernels_avx512_bf16();
+  if (!k && isa >= Isa::kAvx512) k = product_kernels_avx512();
+  if (!k && isa >= Isa::kAvx2) k = product_kernels_avx2();
+  return k ? *k : *product_kernels_generic();
+}
+
+void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
+  const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
+  const int64_t rows = p.a.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
+  const TileSize size = choose_tile(rows, p.n, ctx.pool->size());
+  const int64_t column_blocks = ceil_div(p.n, size.columns);
+  const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), std::max<int64_t>(column_blocks, 1));
+  const int64_t kept = std::min(words, kKeptWords), strides = ceil_div(words, std::max<int64_t>(kept, 1));
+
+  ArenaScope scope(*ctx.scratch);
+  const Workspaces workspaces(ctx, size.rows * kPackedRowWords, panels_max * kernels.nr * kept,
+                              size.rows * panels_max * kernels.nr);
+  TileList tiles{static_cast<int64_t*>(ctx.scratch->take_bytes((p.groups + 1) * 8)), p.groups};
+  auto* held = static_cast<int64_t*>(
+      ctx.scratch->take_bytes(ctx.pool->size() * kAlignment));  // what each thread's b holds, a cache line each
+  if (ctx.dry_run) return;
+
+  tiles.first[0] = 0;
+  for (int64_t e = 0; e < p.groups; ++e)
+    tiles.first[e + 1] = tiles.first[e] + ceil_div(group_rows(p.offsets, e, rows).size(), size.rows) * column_blocks;
+  for (int i = 0; i < ctx.pool->size(); ++i) held[i * (kAlignment / 8)] = -1;
+
+  const auto pack_a = kernels.pack_a_rows[source_of(p.a.dtype)];
+  const auto pack_b = (p.reduce_rows ? kernels.pack_b_cols : kernels.pack_b_rows)[source_of(p.b_type)];
+  const auto store = kernels.store[source_of(p.out.dtype)];
+  const int64_t b_stride = p.reduce_rows ? p.n : k;
+
+  ctx.pool->parallel_dynamic(tiles.count(), [&](int64_t tile, int thread) {
+    const Workspace space = workspaces.of(thread);
+    int64_t& holds = held[thread * (kAlignment / 8)];
+    const int64_t e = tiles.group_of(tile), local = tile - tiles.first[e];
+    const Range group = group_rows(p.offsets, e, rows);
+    const int64_t row_blocks = (tiles.first[e + 1] - tiles.first[e]) / column_blocks;
+    const int64_t column_block = local / row_blocks;
+    const Range columns = part_of(p.n, column_blocks, column_block, kernels.nr);
+    Range r = part_of(group.size(), row_blocks, local % row_blocks, kernels.mr);
+    r = {r.begin + group.begin, r.end + group.begin};
+    if (columns.size() == 0 || r.size() == 0) return;
+
+    const int64_t panels = ceil_div(columns.size(), kernels.nr), sums_stride = panels * kernels.nr,
+                  panel_words = kept * kernels.nr;
+    const void* b = at(p.b, e * p.n * k, p.b_type);
+    for (int64_t s = 0; s < std::max<int64_t>(strides, 1); ++s) {
+      const int64_t kept_begin = s * kept, kept_end = std::min(words, kept_begin + kept);
+      if (const int64_t key = e * column_blocks + column_block; strides > 1 || holds != key) {
+        const int64_t from = kept_begin * kernels.unit, count = std::min(k, kept_end * kernels.unit) - from;
+        pack_b(at(b, p.reduce_rows ? from * b_stride + columns.begin : columns.begin * b_stride + from, p.b_type),
+               b_stride, columns.size(), count, space.b, panel_words);
+        holds = key;
+      }
+      for (int64_t w = kept_begin; w < kept_end || w == 0; w += kTileWords) {
+        const int64_t w_end = std::min(kept_end, w + kTileWords), from = w * kernels.unit,
+                      count = std::min(k, w_end * kernels.unit) - from;
+        pack_a(at(p.a.data, r.begin * p.a.row_stride + from, p.a.dtype), p.a.row_stride, r.size(), count, space.a);
+        kernels.tile_rows(space.a, space.b + (w - kept_begin) * kernels.nr, panel_words, space.sums, sums_stride,
+                          r.size(), panels, w_end - w, w == 0);
+      }
+    }
+    store(space.sums, sums_stride, r.size(), columns.size(), p.bias ? p.bias + columns.begin : nullptr,
+          const_cast<char*>(at(p.out.data, r.begin * p.out.row_stride + columns.begin, p.out.dtype)), p.out.row_stride,
+          p.accumulate);
+  });
+}
+
+void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
+  const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16);
+  const int64_t rows = p.a.rows(), m = p.a.cols(), n = p.b.cols();
+  const TileSize size = choose_tile(m, n, ctx.pool->size());
+  const int64_t row_blocks = ceil_div(m, size.rows), column_blocks = ceil_div(n, size.columns),
+                blocks = row_blocks * column_blocks;
+  const int64_t panels_max = ceil_div(ceil_div(n, kernels.nr), std::max<int64_t>(column_blocks, 1));
+  const int64_t step = kTileWords * kernels.unit;  // rows of the sum taken at a time
+
+  ArenaScope scope(*ctx.scratch);
+  const Workspaces workspaces(ctx, size.rows * kTileWords, panels_max * kernels.nr * kTileWords,
+                              size.rows * panels_max * kernels.nr);
+  auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
+  if (ctx.dry_run) return;
+
+  // Groups with most rows first, so that the last tiles to be taken are small ones.
+  int64_t groups = 0;
+  for (int64_t e = 0; e < p.groups; ++e)
+    if (group_rows(p.offsets, e, rows).size() > 0) order[groups++] = static_cast<int32_t>(e);
+  std::sort(order, order + groups, [&](int32_t x, int32_t y) {
+    const int64_t size_x = group_rows(p.offsets, x, rows).size(), size_y = group_rows(p.offsets, y, rows).size();
+    return size_x != size_y ? size_x > size_y : x < y;
+  });
+
+  const auto pack_a = kernels.pack_a_cols[source_of(p.a.dtype)];
+  const auto pack_b = kernels.pack_b_cols[source_of(p.b.dtype)];
+
+  ctx.pool->parallel_dynamic(groups * blocks, [&](int64_t tile, int thread) {
+    const Workspace space = workspaces.of(thread);
+    const int64_t e = order[tile / blocks], local = tile % blocks;
+    const Range group = group_rows(p.offsets, e, rows);
+    const Range i = part_of(m, row_blocks, local / column_blocks, kernels.mr),
+                j = part_of(n, column_blocks, local % column_blocks, kernels.nr);
+    if (i.size() == 0 || j.size() == 0) return;
+    const int64_t panels = ceil_div(j.size(), kernels.nr), sums_stride = panels * kernels.nr;
+    for (int64_t r = group.begin; r < group.end; r += step) {
+      const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
+      pack_a(at(p.a.data, r * p.a.row_stride + i.begin, p.a.dtype), p.a.row_stride, i.size(), count, space.a);
+      pack_b(at(p.b.data, r * p.b.row_stride + j.begin, p.b.dtype), p.b.row_stride, j.size(), count, space.b,
+             words * kernels.nr);
+      kernels.tile_cols(space.a, space.b, words * kernels.nr, space.sums, sums_stride, i.size(), panels, words,
+                        r == group.begin);
+    }
+    kernels.store[kSourceF32](space.sums, sums_stride, i.size(), j.size(), nullptr,
+                              p.out + (e * m + i.begin) * n + j.begin, n, true);
+  });
+}
+
+void add_column_sums(const Context& ctx, Isa isa, const View& x, float* sums) {
+  if (ctx.dry_run) return;
+  const auto add = product_kernels(isa, false).column_sums[source_of(x.dtype)];
+  ctx.pool->parallel_for(x.cols(), 64, [&](int64_t begin, int64_t end, int) {
+    add(at(x.data, begin, x.dtype), x.row_stride, x.rows(), end - begin, sums + begin);
+  });
+}
+
+}  // namespace concerto::cpu

@@ -1,0 +1,44 @@
+// Product kernels for AVX-512 (F, BW, DQ, VL): f32 arithmetic, bf16 widened while packing.
+#include "concerto/ops/cpu/product_kernels.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+
+namespace concerto::cpu {
+namespace {
+
+constexpr int kUnit = 1, kRows = 12, kVectors = 2;
+
+struct Vec {
+  static constexpr int64_t kLanes = 16;
+  using Sum = __m512;
+  using Words = __m512;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Sum x) { _mm512_storeu_ps(p, x); }
+  static Words load_words(const uint32_t* p) { return _mm512_loadu_ps(p); }
+  static Words broadcast(const uint32_t* p) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*p))); }
+  static Sum multiply_add(Sum s, Words a, Words b) { return _mm512_fmadd_ps(a, b, s); }
+};
+
+template <class S>
+void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
+
+#include "concerto/ops/cpu/product_kernels_body.h"
+#include "concerto/ops/cpu/transpose_avx512.h"
+
+constexpr ProductKernels kTable = make_table();
+
+}  // namespace
+
+const ProductKernels* product_kernels_avx512() { return &kTable; }
+
+}  // namespace concerto::cpu
+
+#else
+
+namespace concerto::cpu {
+const ProductKernels* product_kernels_avx512() { return nullptr; }
+}  // namespace concerto::cpu
+
+#endif

@@ -1,0 +1,44 @@
+// Product kernels for AVX-512-BF16: pairs of bf16 multiplied and added into f32 sums by one instruction.
+#include "concerto/ops/cpu/product_kernels.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+
+namespace concerto::cpu {
+namespace {
+
+constexpr int kUnit = 2, kRows = 12, kVectors = 2;
+
+struct Vec {
+  static constexpr int64_t kLanes = 16;
+  using Sum = __m512;
+  using Words = __m512bh;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Sum x) { _mm512_storeu_ps(p, x); }
+  static Words load_words(const uint32_t* p) { return reinterpret_cast<Words>(_mm512_loadu_si512(p)); }
+  static Words broadcast(const uint32_t* p) { return reinterpret_cast<Words>(_mm512_set1_epi32(static_cast<int>(*p))); }
+  static Sum multiply_add(Sum s, Words a, Words b) { return _mm512_dpbf16_ps(s, a, b); }
+};
+
+template <class S>
+void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
+
+#include "concerto/ops/cpu/product_kernels_body.h"
+#include "concerto/ops/cpu/transpose_avx512.h"
+
+constexpr ProductKernels kTable = make_table();
+
+}  // namespace
+
+const ProductKernels* product_kernels_avx512_bf16() { return &kTable; }
+
+}  // namespace concerto::cpu
+
+#else
+
+namespace concerto::cpu {
+const ProductKernels* product_kernels_avx512_bf16() { return nullptr; }
+}  // namespace concerto::cpu
+
+#endif

@@ -1,0 +1,62 @@
+// The inner loops of matrix products, built once per instruction set: packing, the register tile, and the write-out.
+// product.h drives them.
+//
+// Everything is counted in *words* of four bytes: a word is one f32 (`unit` 1) or a pair of bf16 that are neighbours in
+// the reduction (`unit` 2). An element of the result is the sum over words in order, starting from zero; blocking keeps
+// partial sums in f32 memory, so it changes no bit. Nothing depends on which row of a tile an element is in: that is
+// what makes products row-invariant.
+#pragma once
+
+#include <cstdint>
+
+#include "concerto/ops/cpu/isa.h"
+
+namespace concerto::cpu {
+
+// Words of the reduction that one tile call handles: A and B panels of this length fit the first cache level.
+constexpr int64_t kTileWords = 256;
+// Words between the rows of A packed by rows: not a power of two, so that rows do not share cache sets.
+constexpr int64_t kPackedRowWords = kTileWords + 16;
+
+// What products read. bf16 data comes as its bits.
+enum Source { kSourceF32 = 0, kSourceBF16 = 1 };
+
+struct ProductKernels {
+  int unit;  // elements in a word
+  int mr;    // rows of a register tile
+  int nr;    // columns of a register tile: B panels are this wide
+
+  // Packing, by source type; null where this table cannot read it. Strides in elements, k in elements; the last word is
+  // filled up with zeros. A [rows, k] -> [rows, kPackedRowWords].
+  void (*pack_a_rows[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed);
+  // A^T [k, rows] -> panels [rows / mr][words][mr].
+  void (*pack_a_cols[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed);
+  // B^T [n, k] -> panels [n / nr] of [words][nr], `panel_words` apart, columns filled up with zeros.
+  void (*pack_b_rows[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
+  // B [k, n] -> the same.
+  void (*pack_b_cols[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
+
+  // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` starts from zero instead of from c.
+  void (*tile_rows)(const uint32_t* a, const uint32_t* b, int64_t panel_words, float* c, int64_t c_stride, int64_t rows,
+                    int64_t panels, int64_t words, bool first);
+  void (*tile_cols)(const uint32_t* a, const uint32_t* b, int64_t panel_words, float* c, int64_t c_stride, int64_t rows,
+                    int64_t panels, int64_t words, bool first);
+
+  // out = c + bias (+ out), rounded once; bias may be null. By the type of out.
+  void (*store[2])(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,
+                   int64_t out_stride, bool accumulate);
+  // sums[cols] += the column sums of x [rows, cols], in row order in blocks of 64 rows.
+  void (*column_sums[2])(const void* x, int64_t stride, int64_t rows, int64_t cols, float* sums);
+};
+
+// f32 arithmetic, from f32 and bf16 sources. The table of each level; null where this build has none.
+const ProductKernels* product_kernels_generic();
+const ProductKernels* product_kernels_avx2();
+const ProductKernels* product_kernels_avx512();
+// bf16 pairs into f32 sums, from bf16 sources only.
+const ProductKernels* product_kernels_avx512_bf16();
+
+// The table for a level, and for sources that are all bf16 if `bf16`.
+const ProductKernels& product_kernels(Isa isa, bool bf16);
+
+}  // namespace concerto::cpu

@@ -1,0 +1,211 @@
+// The part of the product kernels that all instruction sets share. Included once by each product_<isa>.cc, inside
+// namespace concerto::cpu and an anonymous namespace: nothing here may have a name that another translation unit sees,
+// for the linker would keep one of the two bodies. For the same reason no inline function of another header is called.
+//
+// The including file defines before:
+//   Vec: type Sum (kLanes f32), type Words (kLanes words), zero, load, store, load_words, broadcast, multiply_add(sum,
+//   a, b) kUnit; kRows (mr); kVectors (nr / kLanes); pack_block<S>(source, stride, n, k, packed, row_words): transposes
+//   a block of up to kLanes rows and words.
+
+using Bits16 = uint16_t __attribute__((may_alias));
+using Bits32 = uint32_t __attribute__((may_alias));
+
+constexpr int64_t kLanes = Vec::kLanes;
+constexpr int64_t kColumns = kLanes * kVectors;
+
+constexpr int64_t words_of(int64_t k) { return (k + kUnit - 1) / kUnit; }
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline float to_float(Bits16 bits) { return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16); }
+inline float to_float(Bits32 bits) { return __builtin_bit_cast(float, static_cast<uint32_t>(bits)); }
+inline void from_float(float value, Bits32* out) { *out = __builtin_bit_cast(uint32_t, value); }
+inline void from_float(float value, Bits16* out) {  // nearest even, NaN stays NaN
+  const uint32_t u = __builtin_bit_cast(uint32_t, value);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  *out = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
+}
+
+// One word from elements `step` apart, of which `left` exist.
+template <class S>
+inline uint32_t word_at(const S* p, int64_t step, int64_t left) {
+  if constexpr (kUnit == 2) {
+    return static_cast<uint32_t>(p[0]) | (left > 1 ? static_cast<uint32_t>(p[step]) << 16 : 0u);
+  } else if constexpr (sizeof(S) == 2) {
+    return static_cast<uint32_t>(p[0]) << 16;
+  } else {
+    return p[0];
+  }
+}
+
+template <class S>
+void pack_a_rows(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const S* from = static_cast<const S*>(a) + r * stride;
+    uint32_t* to = packed + r * kPackedRowWords;
+    if constexpr (kUnit * sizeof(S) == 4) {
+      const int64_t whole = k / kUnit;
+      __builtin_memcpy(to, from, static_cast<size_t>(whole) * 4);
+      if (k % kUnit) to[whole] = word_at(from + whole * kUnit, 1, 1);
+    } else {
+      for (int64_t i = 0; i < k; ++i) to[i] = static_cast<uint32_t>(from[i]) << 16;
+    }
+  }
+}
+
+// Words of neighbouring columns from rows of the source; `width` of `kWidth` columns exist.
+template <class S, int64_t kWidth>
+inline void pack_panel_cols(const S* from, int64_t stride, int64_t width, int64_t k, uint32_t* to) {
+  for (int64_t i = 0; i < k; i += kUnit, to += kWidth) {
+    const S* p = from + i * stride;
+    if (width == kWidth && k - i >= kUnit) {
+      for (int64_t j = 0; j < kWidth; ++j) to[j] = word_at(p + j, stride, kUnit);
+    } else {
+      for (int64_t j = 0; j < width; ++j) to[j] = word_at(p + j, stride, k - i);
+      for (int64_t j = width; j < kWidth; ++j) to[j] = 0;
+    }
+  }
+}
+
+template <class S>
+void pack_a_cols(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed) {
+  for (int64_t r = 0; r < rows; r += kRows, packed += kRows * words_of(k))
+    pack_panel_cols<S, kRows>(static_cast<const S*>(a) + r, stride, smaller(kRows, rows - r), k, packed);
+}
+
+template <class S>
+void pack_b_cols(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
+  for (int64_t j = 0; j < n; j += kColumns, packed += panel_words)
+    pack_panel_cols<S, kColumns>(static_cast<const S*>(b) + j, stride, smaller(kColumns, n - j), k, packed);
+}
+
+template <class S>
+void pack_b_rows(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
+  for (int64_t j = 0; j < n; j += kColumns, packed += panel_words)
+    for (int64_t v = 0; v < kColumns; v += kLanes) {
+      const int64_t lanes = n - j - v < 0 ? 0 : smaller(kLanes, n - j - v);
+      const S* from = static_cast<const S*>(b) + (lanes ? (j + v) * stride : 0);
+      for (int64_t i = 0; i < k; i += kLanes * kUnit)
+        pack_block<S>(from + i, stride, lanes, smaller(k - i, kLanes * kUnit), packed + i / kUnit * kColumns + v,
+                      kColumns);
+    }
+}
+
+// kCount rows of A times one panel. kPanel: A lies in panels [words][kRows], else in rows.
+template <int kCount, bool kPanel>
+void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, int64_t words, bool first) {
+  typename Vec::Sum sum[kCount][kVectors];
+  constexpr int64_t kNext = kPanel ? 1 : kPackedRowWords;
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[i][v] = first ? Vec::zero() : Vec::load(c + i * c_stride + v * kLanes);
+  for (int64_t w = 0; w < words; ++w) {
+    typename Vec::Words column[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) column[v] = Vec::load_words(b + v * kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      const typename Vec::Words row = Vec::broadcast(a + i * kNext);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::multiply_add(sum[i][v], row, column[v]);
+    }
+    a += kPanel ? kRows : 1;
+    b += kColumns;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Vec::store(c + i * c_stride + v * kLanes, sum[i][v]);
+}
+
+using TileFn = void (*)(const uint32_t*, const uint32_t*, float*, int64_t, int64_t, bool);
+
+template <bool kPanel, int kCount>
+constexpr void fill_tiles(TileFn* table) {
+  table[kCount] = tile_of<kCount, kPanel>;
+  if constexpr (kCount > 1) fill_tiles<kPanel, kCount - 1>(table);
+}
+template <bool kPanel>
+struct TileTable {
+  TileFn of[kRows + 1] = {};
+  constexpr TileTable() { fill_tiles<kPanel, kRows>(of); }
+};
+
+template <bool kPanel>
+void tile(const uint32_t* a, const uint32_t* b, int64_t panel_words, float* c, int64_t c_stride, int64_t rows,
+          int64_t panels, int64_t words, bool first) {
+  static constexpr TileTable<kPanel> kTiles;
+  for (int64_t j = 0; j < panels; ++j)
+    for (int64_t i = 0; i < rows; i += kRows)
+      kTiles.of[smaller(kRows, rows - i)](a + i * (kPanel ? words : kPackedRowWords), b + j * panel_words,
+                                          c + i * c_stride + j * kColumns, c_stride, words, first);
+}
+
+template <class D>
+void store(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,
+           int64_t out_stride, bool accumulate) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = c + r * c_stride;
+    D* to = static_cast<D*>(out) + r * out_stride;
+    if (bias && accumulate) {
+      for (int64_t j = 0; j < cols; ++j) from_float(to_float(to[j]) + (from[j] + bias[j]), to + j);
+    } else if (bias) {
+      for (int64_t j = 0; j < cols; ++j) from_float(from[j] + bias[j], to + j);
+    } else if (accumulate) {
+      for (int64_t j = 0; j < cols; ++j) from_float(to_float(to[j]) + from[j], to + j);
+    } else {
+      for (int64_t j = 0; j < cols; ++j) from_float(from[j], to + j);
+    }
+  }
+}
+
+template <class S>
+void column_sums(const void* x, int64_t stride, int64_t rows, int64_t cols, float* sums) {
+  constexpr int64_t kWidth = 64, kBlock = 64;
+  float part[kWidth];
+  for (int64_t j = 0; j < cols; j += kWidth) {
+    const int64_t width = smaller(kWidth, cols - j);
+    for (int64_t r = 0; r < rows; r += kBlock) {
+      const int64_t end = smaller(rows, r + kBlock);
+      for (int64_t i = 0; i < width; ++i) part[i] = 0;
+      for (int64_t q = r; q < end; ++q) {
+        const S* from = static_cast<const S*>(x) + q * stride + j;
+        for (int64_t i = 0; i < width; ++i) part[i] += to_float(from[i]);
+      }
+      for (int64_t i = 0; i < width; ++i) sums[j + i] += part[i];
+    }
+  }
+}
+
+// What pack_block does, word by word: for edges, and for instruction sets without a better way.
+template <class S>
+inline void pack_block_plain(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
+  for (int64_t i = 0; i < k; i += kUnit, to += row_words) {
+    for (int64_t j = 0; j < n; ++j) to[j] = word_at(from + j * stride + i, 1, k - i);
+    for (int64_t j = n; j < kLanes; ++j) to[j] = 0;
+  }
+}
+
+constexpr ProductKernels make_table() {
+  ProductKernels t = {};
+  t.unit = kUnit;
+  t.mr = kRows;
+  t.nr = static_cast<int>(kColumns);
+  t.pack_a_rows[kSourceBF16] = pack_a_rows<Bits16>;
+  t.pack_a_cols[kSourceBF16] = pack_a_cols<Bits16>;
+  t.pack_b_rows[kSourceBF16] = pack_b_rows<Bits16>;
+  t.pack_b_cols[kSourceBF16] = pack_b_cols<Bits16>;
+  if constexpr (kUnit == 1) {
+    t.pack_a_rows[kSourceF32] = pack_a_rows<Bits32>;
+    t.pack_a_cols[kSourceF32] = pack_a_cols<Bits32>;
+    t.pack_b_rows[kSourceF32] = pack_b_rows<Bits32>;
+    t.pack_b_cols[kSourceF32] = pack_b_cols<Bits32>;
+  }
+  t.tile_rows = tile<false>;
+  t.tile_cols = tile<true>;
+  t.store[kSourceF32] = store<Bits32>;
+  t.store[kSourceBF16] = store<Bits16>;
+  t.column_sums[kSourceF32] = column_sums<Bits32>;
+  t.column_sums[kSourceBF16] = column_sums<Bits16>;
+  return t;
+}

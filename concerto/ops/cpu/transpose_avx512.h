@@ -1,0 +1,47 @@
+// Transposing a block of 16 x 16 words, for the two AVX-512 files; included inside their anonymous namespaces, after
+// product_kernels_body.h.
+
+// Up to 16 words of one row; elements from `count` on read as zero and are not touched.
+inline __m512i load_row(const Bits32* p, int64_t count) {
+  return _mm512_maskz_loadu_epi32(static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1u), p);
+}
+inline __m512i load_row(const Bits16* p, int64_t count) {
+  if constexpr (kUnit == 2) {
+    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>(count >= 32 ? 0xffffffffu : (1u << count) - 1u), p);
+  } else {
+    const __m256i half =
+        _mm256_maskz_loadu_epi16(static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1u), p);
+    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+  }
+}
+
+template <class S>
+void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
+  __m512i r[16], t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = i < n ? load_row(from + i * stride, k) : _mm512_setzero_si512();
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {  // r[i + q]: words q, q + 4, q + 8, q + 12 of rows i..i + 3
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  const int64_t words = words_of(k);
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    const __m512i low01 = _mm512_shuffle_i32x4(r[q], r[q + 4], 0x88),
+                  low23 = _mm512_shuffle_i32x4(r[q + 8], r[q + 12], 0x88);
+    const __m512i high01 = _mm512_shuffle_i32x4(r[q], r[q + 4], 0xdd),
+                  high23 = _mm512_shuffle_i32x4(r[q + 8], r[q + 12], 0xdd);
+    if (q < words) _mm512_storeu_si512(to + q * row_words, _mm512_shuffle_i32x4(low01, low23, 0x88));
+    if (q + 4 < words) _mm512_storeu_si512(to + (q + 4) * row_words, _mm512_shuffle_i32x4(high01, high23, 0x88));
+    if (q + 8 < words) _mm512_storeu_si512(to + (q + 8) * row_words, _mm512_shuffle_i32x4(low01, low23, 0xdd));
+    if (q + 12 < words) _mm512_storeu_si512(to + (q + 12) * row_words, _mm512_shuffle_i32x4(high01, high23, 0xdd));
+  }
+}
