@@ -92,6 +92,7 @@ void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grad
   if (unit.recompute) {
     SegmentContext again = ctx;
     again.replay = true;
+    again.observer = nullptr;
     Acts acts = saved.input;
     run_segments(unit, again, acts, saved, arenas.keep, arenas.temporary, arenas.temporary);
   }

@@ -4,7 +4,10 @@
 namespace concerto {
 
 Schedule build_schedule(const std::string& name, int64_t micro_batches) {
-  Schedule s{.name = name, .micro_batches = micro_batches, .slots = micro_batches > 0 ? 1 : 0};
+  Schedule s;
+  s.name = name;
+  s.micro_batches = micro_batches;
+  s.slots = micro_batches > 0 ? 1 : 0;
   if (name != "1f1b" && name != "zero_bubble")
     throw Error(ErrorCode::kConfig, "parallel.schedule", fmt::format("'{}' is not a schedule", name), "Use 1f1b or zero_bubble.");
   s.split = name == "zero_bubble";
