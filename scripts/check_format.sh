@@ -13,7 +13,7 @@ if [[ ! $tool ]]; then
   echo "check_format: needs clang-format 14. Run scripts/install_deps.sh --all" >&2
   exit 1
 fi
-mapfile -t files < <(git ls-files '*.cc' '*.h' '*.cpp' '*.cu')
+mapfile -t files < <(git ls-files '*.cc' '*.h' '*.cpp' '*.cu' | while read -r file; do if [[ -f $file ]]; then echo "$file"; fi; done)
 if ((${#files[@]} == 0)); then
   echo "check_format: git lists no sources here" >&2
   exit 1
