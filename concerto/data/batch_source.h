@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "concerto/config/run_config.h"
@@ -55,14 +56,22 @@ class BatchSource {
   const std::vector<SourceInfo>& sources() const { return info_; }
 
  private:
+  struct Row;
   class Source;
   class TextSource;
   class RecordSource;
+
+  std::pair<size_t, int64_t> locate(int64_t sample) const;  // which row of which source
+  void start(int64_t rows, MicroBatch& batch);
+  void append_row(MicroBatch& batch);
+  void append_mtp(MicroBatch& batch);
 
   BatchSourceOptions options_;
   std::vector<std::unique_ptr<Source>> sources_;
   std::vector<uint64_t> share_;  // of source s among sources s.., in units of 2^-32
   std::vector<SourceInfo> info_;
+  std::unique_ptr<Row> row_;
+  std::vector<int32_t> ahead_ids_, ahead_targets_;  // [T, mtp_depth]
 };
 
 }  // namespace concerto

@@ -36,7 +36,7 @@ class Prefetcher {
   void work();
 
   Fill fill_;
-  int64_t next_step_, end_step_;
+  int64_t first_step_, end_step_;
   std::vector<Slot> slots_;  // ring; one more than depth, since the consumer holds one
   int64_t produced_ = 0, taken_ = 0;
   bool stop_ = false;
