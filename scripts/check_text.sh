@@ -26,18 +26,18 @@ done
 # The brackets keep these patterns from finding themselves.
 while IFS= read -r line; do
   fault "unfinished: $line"
-done < <(git grep -nIE 'TO[D]O|FIX[M]E|X[X]X|\bNY[I]\b' -- "${sources[@]}" .ci CMakeLists.txt cmake '*/CMakeLists.txt' examples)
+done < <(git grep -nIE 'TO[D]O|FIX[M]E|\bX[X]X\b|\bNY[I]\b' -- "${sources[@]}" .ci CMakeLists.txt cmake '*/CMakeLists.txt' examples)
 while IFS= read -r line; do
   fault "a path of one machine: $line"
 done < <(git grep -nIE '(^|[^[:alnum:]_.-])/(work|farm|root|home)/[[:alnum:]_.]' -- . ':!LICENSE')
 
-# Subjects of the last 200 commits: `area: what`, at most 72 characters.
+# Subjects of the last 50 commits: `area: what`, at most 72 characters.
 count=0
 while IFS= read -r subject; do
   count=$((count + 1))
   if ((${#subject} > 72)); then fault "commit subject of ${#subject} characters, at most 72: $subject"; fi
   if [[ ! $subject =~ ^[a-z0-9_./,\ -]+:\ . ]]; then fault "commit subject is not 'area: what': $subject"; fi
-done < <(git log --no-merges -200 --format=%s)
+done < <(git log --no-merges -50 --format=%s)
 
 if ((faults > 0)); then
   echo "text: $faults faults" >&2
