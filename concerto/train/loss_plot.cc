@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view kTrainColor = "#2563a8", kTrainLight = "#a9c9e8", kValidColor = "#e0700d";
 constexpr std::string_view kLoadColor = "#2f855a", kLoadLight = "#b2dcc4", kInk = "#1f2933", kGrey = "#66727f",
                            kGrid = "#e4e8ec";
-constexpr double kWidth = 960, kLeft = 68, kRight = 28, kTop = 84, kLossHeight = 280, kLoadHeight = 110, kGap = 44,
+constexpr double kWidth = 960, kLeft = 68, kRight = 28, kTop = 96, kLossHeight = 280, kLoadHeight = 110, kGap = 44,
                  kBottom = 52;
 constexpr int64_t kMaxBins = 800;  // about one a point of the picture's width
 
@@ -83,7 +83,12 @@ std::string escape(std::string_view text) {
   return out;
 }
 
-int64_t half_window_of(const Curve& curve) { return static_cast<int64_t>(curve.x.size()) / 60; }
+// Two passes of the running mean: its flat top after a spike becomes a hill.
+std::vector<double> smooth_curve(const Curve& curve) {
+  const auto n = static_cast<int64_t>(curve.y.size());
+  const int64_t half = n < 8 ? 0 : std::max<int64_t>(n / 100, 1);
+  return smooth(smooth(curve.y, half), half);
+}
 
 class Svg {
  public:
@@ -121,7 +126,7 @@ struct Panel {
   void axes(Svg& svg, int wanted_ticks, bool x_labels) const {
     svg.add("<clipPath id=\"{}\"><rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"/></clipPath>", id,
             kLeft, top, kWidth - kLeft - kRight, height);
-    const auto y_ticks = nice_ticks(y.low, y.high, wanted_ticks), x_ticks = nice_ticks(x.low, x.high, 8);
+    const auto y_ticks = nice_ticks(y.low, y.high, wanted_ticks), x_ticks = nice_ticks(x.low, x.high, 10);
     for (const double v : y_ticks) {
       svg.line(kLeft, py(v), kWidth - kRight, py(v), kGrid, 1);
       svg.text(kLeft - 10, py(v) + 4, "end", 12, kGrey, tick_label(v, y_ticks));
@@ -147,7 +152,7 @@ struct Panel {
     polyline(svg, points, color, 1);
   }
   void smooth_line(Svg& svg, const Curve& c, std::string_view color) const {
-    const auto values = smooth(c.y, half_window_of(c));
+    const auto values = smooth_curve(c);
     const auto n = static_cast<int64_t>(c.x.size()), bins = std::min(n, kMaxBins);
     std::string points;
     for (int64_t b = 0; b < bins; ++b) {
@@ -193,7 +198,7 @@ void legend(Svg& svg, double y, const std::vector<std::pair<std::string_view, st
 
 std::string subtitle_of(const LossCurves& curves) {
   if (curves.train.y.empty()) return "no training step yet";
-  const auto smoothed = smooth(curves.train.y, half_window_of(curves.train));
+  const auto smoothed = smooth_curve(curves.train);
   std::string text =
       fmt::format("{:.0f} steps, training loss {} (smoothed)", curves.train.x.back(), format_loss(smoothed.back()));
   if (!curves.valid.y.empty()) {
@@ -275,10 +280,10 @@ std::string loss_svg(const LossCurves& curves, const std::string& title) {
   std::optional<Range> steps, losses, loads;
   for (const Curve* c : {&curves.train, &curves.valid}) extend(steps, c->x, 0);
   extend(losses, curves.train.y, 0.005);
-  extend(losses, smooth(curves.train.y, half_window_of(curves.train)), 0);
+  extend(losses, smooth_curve(curves.train), 0);
   extend(losses, curves.valid.y, 0);
   const Panel loss{kTop, kLossHeight, padded(steps, 0.01), padded(losses, 0.04), "loss"};
-  loss.axes(svg, 6, !experts);
+  loss.axes(svg, 8, !experts);
   loss.raw(svg, curves.train, kTrainLight);
   loss.smooth_line(svg, curves.train, kTrainColor);
   loss.dots(svg, curves.valid, kValidColor);
@@ -295,7 +300,7 @@ std::string loss_svg(const LossCurves& curves, const std::string& title) {
     range.low = std::max(range.low, 1 - (range.high - 1) * 0.08);
     const double top = kTop + kLossHeight + kGap;
     const Panel load{top, kLoadHeight, loss.x, range, "load"};
-    load.axes(svg, 3, true);
+    load.axes(svg, 5, true);
     svg.line(kLeft, load.py(1), kWidth - kRight, load.py(1), kGrey, 1, "4 4");
     load.raw(svg, curves.expert_max_over_mean, kLoadLight);
     load.smooth_line(svg, curves.expert_max_over_mean, kLoadColor);
@@ -311,7 +316,7 @@ std::string loss_text(const LossCurves& curves, int64_t columns, int64_t rows, b
   constexpr int64_t kLabel = 9;  // "  3.1416 "
   const int64_t plot = columns - kLabel - 2;
   if (c.x.size() < 2 || c.x.back() <= c.x.front() || plot < 4 || rows < 2) return {};
-  const auto values = smooth(c.y, half_window_of(c));
+  const auto values = smooth_curve(c);
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   const double span = std::max(*high - *low, 1e-9);
   const int64_t dots_x = plot * (unicode ? 2 : 1), dots_y = rows * (unicode ? 4 : 1);

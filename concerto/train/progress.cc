@@ -34,6 +34,22 @@ void add(fmt::memory_buffer& out, fmt::format_string<A...> format, A&&... a) {
 
 std::string_view text_of(const fmt::memory_buffer& b) { return {b.data(), b.size()}; }
 
+// A piece of the live line, in memory of its own: drawing allocates nothing. Bytes count as columns, so that a name
+// outside ASCII makes a line shorter, never longer, than the terminal.
+struct LinePart {
+  char text[96];
+  int64_t columns = 0;
+  int64_t room_after = 0;  // columns that must stay free if this is shown
+  bool bold = false;
+
+  template <class... A>
+  void set(fmt::format_string<A...> format, A&&... a) {
+    columns = static_cast<int64_t>(
+        std::min(fmt::format_to_n(text, sizeof(text), format, std::forward<A>(a)...).size, sizeof(text)));
+  }
+  std::string_view view() const { return {text, static_cast<size_t>(columns)}; }
+};
+
 }  // namespace
 
 TerminalStyle detect_terminal(int fd) {
@@ -168,65 +184,47 @@ void Progress::add_bar(int64_t columns, double share) {
   if (color) add(line_, "\x1b[0m");
 }
 
-// "  42/2000 ━━━━────  2% · loss 5.1234 · valid 5.2001 · 12.3k tokens/s · experts 1.32x · 3m07s left", cut from the
-// right to what fits; the bar takes what room is left, up to kBarColumns.
+// "42/2000 ━━━━──── · loss 5.1234 · 12.3k tok/s · 3m07s left · experts 1.32x · valid 5.2001", from the right cut to
+// what fits; the bar takes the room that is left, up to kBarColumns.
 void Progress::draw() {
   last_draw_ = options_.clock();
   drawn_ = true;
   // The last column stays free: some terminals wrap when it is written.
-  const int64_t width = (options_.width > 0 ? options_.width : terminal_width(options_.fd)) - 1;
-  const double share = last_.steps > 0 ? static_cast<double>(last_.step) / static_cast<double>(last_.steps) : 0.0;
-  struct Part {
-    char text[64];
-    int64_t columns = 0;
-    bool bold = false;
-  };
-  Part parts[6];
+  const int64_t width = std::max((options_.width > 0 ? options_.width : terminal_width(options_.fd)) - 1, 0);
+  LinePart head;
+  if (any_step_) head.set("{}/{}", last_.step, last_.steps);  // before the first step there is only the status
+  head.columns = std::min(head.columns, width);
+  LinePart parts[5];
   int count = 0;
-  const auto part = [&]<class... A>(bool bold, fmt::format_string<A...> format, A&&... a) {
-    Part& p = parts[count++];
-    p.columns = static_cast<int64_t>(
-        std::min(fmt::format_to_n(p.text, sizeof(p.text), format, std::forward<A>(a)...).size, sizeof(p.text)));
-    p.bold = bold;
-  };
-  char head[48];
-  int64_t head_columns = 0;  // before the first step there is only the status
-  if (any_step_) {
-    const size_t size = fmt::format_to_n(head, sizeof(head), "{}/{}", last_.step, last_.steps).size;
-    head_columns = static_cast<int64_t>(std::min(size, sizeof(head)));
-  }
   if (status_.size() > 0) {
-    part(false, "{}", text_of(status_));
+    parts[count++].set("{}", text_of(status_));
   } else {
-    if (last_.skipped)
-      part(true, "loss {:.4f} skipped", last_.loss);
-    else
-      part(true, "loss {:.4f}", last_.loss);
-    part(false, "{} tokens/s", format_count(last_.tokens_per_s));
-    if (last_.step < last_.steps) part(false, "{} left", format_duration(seconds_left()));
-    if (!last_.moe_layers.empty()) part(false, "experts {:.2f}x", last_.expert_max_over_mean);
-    if (valid_loss_) part(false, "valid {:.4f}", *valid_loss_);
+    parts[count].bold = true;
+    parts[count++].set("loss {:.4f}{}", last_.loss, last_.skipped ? " skipped" : "");
+    parts[count++].set("{} tok/s", format_count(last_.tokens_per_s));
+    if (last_.step < last_.steps) parts[count++].set("{} left", format_duration(seconds_left()));
+    if (!last_.moe_layers.empty()) parts[count++].set("experts {:.2f}x", last_.expert_max_over_mean);
+    if (valid_loss_) {
+      parts[count].room_after = 1 + kShortestBar;  // rather the bar than this one
+      parts[count++].set("valid {:.4f}", *valid_loss_);
+    }
   }
-  int64_t used = head_columns;
+  int64_t used = head.columns;
   int shown = 0;
-  while (shown < count && used + 3 + parts[shown].columns <= width) used += 3 + parts[shown++].columns;
-  const int64_t bar = any_step_ ? std::min(width - used - 6, kBarColumns) : 0;
+  while (shown < count && used + 3 + parts[shown].columns + parts[shown].room_after <= width)
+    used += 3 + parts[shown++].columns;
+  const int64_t bar = any_step_ ? std::min(width - used - 1, kBarColumns) : 0;
 
   line_.clear();
-  add(line_, "\r");
-  const std::string_view visible_head(
-      head, static_cast<size_t>(std::clamp<int64_t>(head_columns, 0, std::max<int64_t>(width, 0))));
-  add(line_, "{}", visible_head);
+  add(line_, "\r{}", head.view());
   if (bar >= kShortestBar) {
-    add(line_, " ");
-    add_bar(bar, share);
-    add(line_, " {:3.0f}%", std::floor(share * 100));
+    line_.push_back(' ');
+    add_bar(bar, static_cast<double>(last_.step) / static_cast<double>(std::max<int64_t>(last_.steps, 1)));
   }
   for (int i = 0; i < shown; ++i) {
     if (i > 0 || any_step_) add(line_, "{}", options_.style.unicode ? " · " : " | ");
     const bool bold = parts[i].bold && options_.style.color;
-    add(line_, "{}{}{}", bold ? "\x1b[1m" : "", std::string_view(parts[i].text, static_cast<size_t>(parts[i].columns)),
-        bold ? "\x1b[0m" : "");
+    add(line_, "{}{}{}", bold ? "\x1b[1m" : "", parts[i].view(), bold ? "\x1b[0m" : "");
   }
   add(line_, "\x1b[K");
   send();
