@@ -83,8 +83,7 @@ void Executor::plan_memory() {
   const Context real = context_;
   context_.dry_run = true;
   set_tokens(slot, nullptr);
-  forward_only(slot, nullptr);
-  if (options_.cache_rows > 0) plan_cache(slot);
+  forward_only(slot);
   if (options_.train) {
     forward(slot);
     if (options_.split) {
@@ -106,14 +105,6 @@ void Executor::plan_memory() {
   memory_.total = options_.slots * memory_.keep + (options_.split ? options_.slots : 1) * memory_.backward +
                   memory_.temporary + a.scratch.high_water();
   if (options_.split) memory_.total += a.gradients[0].high_water() + a.gradients[1].high_water();
-}
-
-void Executor::plan_cache(Slot& slot) {
-  const ModelConfig& c = stage_.config();
-  const View rows(nullptr, {options_.cache_rows, c.num_key_value_heads * c.head_dim}, store_.compute());
-  std::vector<View> layers(static_cast<size_t>(c.num_hidden_layers), rows);
-  KvCache cache{.k = layers.data(), .v = layers.data(), .past = options_.cache_rows - options_.max_tokens};
-  forward_only(slot, &cache);
 }
 
 void Executor::set_tokens(Slot& slot, const MicroBatch* b) {
@@ -162,9 +153,8 @@ void Executor::forward(Slot& slot) {
 }
 
 // The main model without a backward pass: two arenas take turns.
-Acts Executor::forward_only(Slot& slot, KvCache* cache) {
-  SegmentContext ctx = segment_context(slot, false);
-  ctx.cache = cache;
+void Executor::forward_only(Slot& slot) {
+  const SegmentContext ctx = segment_context(slot, false);
   Arena* turns[2] = {&slot.keep, &arenas_->gradients[0]};
   Acts acts;
   for (size_t i = 0; i < stage_.units().size(); ++i) {
@@ -174,7 +164,6 @@ Acts Executor::forward_only(Slot& slot, KvCache* cache) {
     arena->reset();
     unit_forward(unit, ctx, acts, slot.units[i], {arena, arena, nullptr});
   }
-  return acts;
 }
 
 // Unit by unit: gradients of activations, then of weights, so that gradient memory is recycled after each unit.
@@ -354,18 +343,10 @@ void Executor::evaluate(const MicroBatch& b, StepOutput& output) {
   Slot& slot = *slots_[0];
   set_tokens(slot, &b);
   slot.losses = {};
-  forward_only(slot, nullptr);
+  forward_only(slot);
   output.tokens += b.tokens();
   output.loss_sum[0] += slot.losses.sum[0];
   output.loss_count[0] += b.valid_targets();
-}
-
-View Executor::extend(const MicroBatch& b, KvCache& cache) {
-  Slot& slot = *slots_[0];
-  set_tokens(slot, &b);
-  const Acts acts = forward_only(slot, &cache);
-  cache.past += b.tokens();
-  return acts.normed;
 }
 
 }  // namespace concerto

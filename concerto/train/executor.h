@@ -65,9 +65,6 @@ class Executor {
 
   // Forward only: adds the micro-batch's loss sum and count to `output`.
   void evaluate(const MicroBatch& micro_batch, StepOutput& output);
-  // New tokens of one sequence through the model with a cache, for generation; `cache.past` advances. Returns the
-  // final-normed hidden states [T, H], valid until the next call.
-  View extend(const MicroBatch& tokens, KvCache& cache);
 
   void set_observer(Observer* observer) { observer_ = observer; }
   void set_profile(OpProfile* profile) { context_.profile = profile; }
@@ -81,9 +78,8 @@ class Executor {
   void begin_output(std::span<const MicroBatch> micro_batches, StepOutput& output);
   void set_tokens(Slot& slot, const MicroBatch* micro_batch);
   SegmentContext segment_context(Slot& slot, bool training);
-  void plan_cache(Slot& slot);
   void forward(Slot& slot);
-  Acts forward_only(Slot& slot, KvCache* cache);
+  void forward_only(Slot& slot);
   void finish_forward(Slot& slot, StepOutput& output);
   void aux_loss(Slot& slot, StepOutput& output);
   void backward(Slot& slot);

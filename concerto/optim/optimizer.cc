@@ -1,0 +1,78 @@
+#include "concerto/optim/optimizer.h"
+
+#include <cmath>
+
+#include "concerto/ops/elementwise.h"
+#include "concerto/ops/optimizer_step.h"
+
+namespace concerto {
+namespace {
+
+View flat(View first, int64_t elements) {
+  if (!first) return {};
+  View v = first;
+  v.shape = Shape{elements};
+  v.row_stride = elements;
+  return v;
+}
+
+}  // namespace
+
+Optimizer::Optimizer(ParameterStore& store, const OptimizerSection& settings) : store_(store), settings_(settings) {
+  const auto& specs = store.specs();
+  const int n = store.size();
+  for (int i = 0; i < n;) {
+    int last = i;
+    const bool join = settings.name == OptimizerName::kAdamW && specs[i].fused >= 0;
+    while (join && last + 1 < n && specs[last + 1].fused == specs[i].fused) ++last;
+    if (specs[i].trainable) add_piece(i, last);
+    i = last + 1;
+  }
+}
+
+void Optimizer::add_piece(int first, int last) {
+  int64_t elements = 0;
+  for (int i = first; i <= last; ++i) elements += store_.specs()[i].shape.elements();
+  const TensorSpec& spec = store_.specs()[first];
+  pieces_.push_back({.w = flat(store_.master(first), elements),
+                     .m = flat(store_.moment1(first), elements),
+                     .v = flat(store_.moment2(first), elements),
+                     .grad = flat(store_.gradient(first), elements),
+                     .copy = flat(store_.copy(first), elements),
+                     .decays = settings_.decay == Decay::kAll || spec.decays_as_matrix(),
+                     .router = spec.role == TensorRole::kRouter});
+}
+
+double Optimizer::gradient_norm(const Context& ctx) const {
+  double sum = 0;
+  const View out(&sum, {1}, DType::kF64);
+  for (const Piece& p : pieces_) sum_squares(ctx, {.x = p.grad, .out = out});
+  return std::sqrt(sum);
+}
+
+void Optimizer::step(const Context& ctx, int64_t step, double lr, double norm) const {
+  const OptimizerSection& o = settings_;
+  const double clip = o.clip_norm > 0 ? std::min(1.0, o.clip_norm / (norm + 1e-6)) : 1.0;
+  const double t = static_cast<double>(step);
+  for (const Piece& p : pieces_) {
+    const AdamStep args{.w = p.w,
+                        .m = p.m,
+                        .v = p.v,
+                        .grad = p.grad,
+                        .copy = p.copy,
+                        .lr = lr * (p.router ? o.router_lr_ratio : 1.0),
+                        .beta1 = o.beta1,
+                        .beta2 = o.beta2,
+                        .eps = o.eps,
+                        .weight_decay = p.decays ? o.weight_decay : 0.0,
+                        .c1 = 1.0 - std::pow(o.beta1, t),
+                        .c2 = 1.0 - std::pow(o.beta2, t),
+                        .grad_scale = clip};
+    if (o.name == OptimizerName::kLamb)
+      lamb_step(ctx, args);
+    else
+      adamw_step(ctx, args);
+  }
+}
+
+}  // namespace concerto

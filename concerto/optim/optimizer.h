@@ -1,0 +1,35 @@
+// One optimizer step over the whole store: global norm, clipping folded into the update, AdamW or LAMB. Parameters without a gradient (the correction bias) are
+// never touched; an expert that no token chose has a zero gradient and is updated like any other.
+#pragma once
+
+#include <vector>
+
+#include "concerto/config/run_config.h"
+#include "concerto/ops/context.h"
+#include "concerto/params/parameter_store.h"
+
+namespace concerto {
+
+class Optimizer {
+ public:
+  Optimizer(ParameterStore& store, const OptimizerSection& settings);
+
+  // sqrt of the sum over parameters, in the store's order, of |gradient|^2; f64.
+  double gradient_norm(const Context& ctx) const;
+  // Step `step` (from 1) with learning rate `lr`. Gradients count as multiplied by min(1, clip_norm / (norm + 1e-6)).
+  void step(const Context& ctx, int64_t step, double lr, double norm) const;
+
+ private:
+  // Tensors that lie side by side and take the same settings are one piece for AdamW; LAMB's trust ratio is a tensor's own.
+  struct Piece {
+    View w, m, v, grad, copy;
+    bool decays = false, router = false;
+  };
+  void add_piece(int first, int last);
+
+  ParameterStore& store_;
+  OptimizerSection settings_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace concerto
