@@ -7,9 +7,14 @@
 namespace concerto::cpu {
 namespace {
 
-// Largest tile: its sums (192 x 256 f32) and its packed rows (192 x 1,088 bytes) fit the second cache level together.
-// Rows are a multiple of every mr.
-constexpr int64_t kTileRows = 192, kTileColumns = 256, kFewestRows = 48, kFewestColumns = 64;
+struct TileSize {
+  int64_t rows, columns;
+};
+
+// Largest tiles: sums, a packed panel row of A and the packed B fit the second cache level together. A row product
+// packs A again for every block of columns, so its tiles are wide; a weight product packs both. Rows are a multiple of
+// every mr.
+constexpr TileSize kRowTile{96, 512}, kWeightTile{192, 256}, kSmallestTile{48, 64};
 // Words of the reduction whose packed weights a thread keeps; a longer reduction packs them again for every tile.
 constexpr int64_t kKeptWords = 1024;
 
@@ -22,19 +27,16 @@ const char* at(const void* data, int64_t elements, DType type) {
   return static_cast<const char*>(data) + elements * dtype_bytes(type);
 }
 
-struct TileSize {
-  int64_t rows = kTileRows, columns = kTileColumns;
-};
+int64_t a_panel_words(const ProductKernels& k) { return kTileWords * k.mr + kPanelGap; }
 
 // Enough tiles that threads end together, no smaller than needed.
-TileSize choose_tile(int64_t rows, int64_t columns, int threads) {
-  TileSize t;
+TileSize choose_tile(TileSize t, int64_t rows, int64_t columns, int threads) {
   const auto tiles = [&] { return ceil_div(rows, t.rows) * ceil_div(columns, t.columns); };
-  while (threads > 1 && tiles() < 4 * threads && (t.rows > kFewestRows || t.columns > kFewestColumns)) {
-    if (t.rows > kFewestRows && t.rows >= t.columns / 2)
-      t.rows /= 2;
+  while (threads > 1 && tiles() < 4 * threads && (t.rows > kSmallestTile.rows || t.columns > kSmallestTile.columns)) {
+    if (t.columns > kSmallestTile.columns && (t.columns >= t.rows || t.rows == kSmallestTile.rows))
+      t.columns /= 2;
     else
-      t.columns = std::max(t.columns / 2, kFewestColumns);
+      t.rows /= 2;
   }
   return t;
 }
@@ -101,13 +103,14 @@ const ProductKernels& product_kernels(Isa isa, bool bf16) {
 void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
   const int64_t rows = p.a.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
-  const TileSize size = choose_tile(rows, p.n, ctx.pool->size());
+  const TileSize size = choose_tile(kRowTile, rows, p.n, ctx.pool->size());
   const int64_t column_blocks = ceil_div(p.n, size.columns);
   const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), std::max<int64_t>(column_blocks, 1));
   const int64_t kept = std::min(words, kKeptWords), strides = ceil_div(words, std::max<int64_t>(kept, 1));
+  const int64_t a_panel = a_panel_words(kernels), b_panel = kept * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
-  const Workspaces workspaces(ctx, size.rows * kPackedRowWords, panels_max * kernels.nr * kept,
+  const Workspaces workspaces(ctx, size.rows / kernels.mr * a_panel, panels_max * b_panel,
                               size.rows * panels_max * kernels.nr);
   TileList tiles{static_cast<int64_t*>(ctx.scratch->take_bytes((p.groups + 1) * 8)), p.groups};
   auto* held = static_cast<int64_t*>(
@@ -136,23 +139,23 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
     r = {r.begin + group.begin, r.end + group.begin};
     if (columns.size() == 0 || r.size() == 0) return;
 
-    const int64_t panels = ceil_div(columns.size(), kernels.nr), sums_stride = panels * kernels.nr,
-                  panel_words = kept * kernels.nr;
+    const int64_t panels = ceil_div(columns.size(), kernels.nr), sums_stride = panels * kernels.nr;
     const void* b = at(p.b, e * p.n * k, p.b_type);
     for (int64_t s = 0; s < std::max<int64_t>(strides, 1); ++s) {
       const int64_t kept_begin = s * kept, kept_end = std::min(words, kept_begin + kept);
       if (const int64_t key = e * column_blocks + column_block; strides > 1 || holds != key) {
         const int64_t from = kept_begin * kernels.unit, count = std::min(k, kept_end * kernels.unit) - from;
         pack_b(at(b, p.reduce_rows ? from * b_stride + columns.begin : columns.begin * b_stride + from, p.b_type),
-               b_stride, columns.size(), count, space.b, panel_words);
+               b_stride, columns.size(), count, space.b, b_panel);
         holds = key;
       }
       for (int64_t w = kept_begin; w < kept_end || w == 0; w += kTileWords) {
         const int64_t w_end = std::min(kept_end, w + kTileWords), from = w * kernels.unit,
                       count = std::min(k, w_end * kernels.unit) - from;
-        pack_a(at(p.a.data, r.begin * p.a.row_stride + from, p.a.dtype), p.a.row_stride, r.size(), count, space.a);
-        kernels.tile_rows(space.a, space.b + (w - kept_begin) * kernels.nr, panel_words, space.sums, sums_stride,
-                          r.size(), panels, w_end - w, w == 0);
+        pack_a(at(p.a.data, r.begin * p.a.row_stride + from, p.a.dtype), p.a.row_stride, r.size(), count, space.a,
+               a_panel);
+        kernels.tile(space.a, a_panel, space.b + (w - kept_begin) * kernels.nr, b_panel, space.sums, sums_stride,
+                     r.size(), panels, w_end - w, w == 0);
       }
     }
     store(space.sums, sums_stride, r.size(), columns.size(), p.bias ? p.bias + columns.begin : nullptr,
@@ -164,14 +167,15 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
 void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16);
   const int64_t rows = p.a.rows(), m = p.a.cols(), n = p.b.cols();
-  const TileSize size = choose_tile(m, n, ctx.pool->size());
+  const TileSize size = choose_tile(kWeightTile, m, n, ctx.pool->size());
   const int64_t row_blocks = ceil_div(m, size.rows), column_blocks = ceil_div(n, size.columns),
                 blocks = row_blocks * column_blocks;
   const int64_t panels_max = ceil_div(ceil_div(n, kernels.nr), std::max<int64_t>(column_blocks, 1));
   const int64_t step = kTileWords * kernels.unit;  // rows of the sum taken at a time
+  const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
-  const Workspaces workspaces(ctx, size.rows * kTileWords, panels_max * kernels.nr * kTileWords,
+  const Workspaces workspaces(ctx, size.rows / kernels.mr * a_panel, panels_max * b_panel,
                               size.rows * panels_max * kernels.nr);
   auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
   if (ctx.dry_run) return;
@@ -198,11 +202,10 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     const int64_t panels = ceil_div(j.size(), kernels.nr), sums_stride = panels * kernels.nr;
     for (int64_t r = group.begin; r < group.end; r += step) {
       const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
-      pack_a(at(p.a.data, r * p.a.row_stride + i.begin, p.a.dtype), p.a.row_stride, i.size(), count, space.a);
-      pack_b(at(p.b.data, r * p.b.row_stride + j.begin, p.b.dtype), p.b.row_stride, j.size(), count, space.b,
-             words * kernels.nr);
-      kernels.tile_cols(space.a, space.b, words * kernels.nr, space.sums, sums_stride, i.size(), panels, words,
-                        r == group.begin);
+      pack_a(at(p.a.data, r * p.a.row_stride + i.begin, p.a.dtype), p.a.row_stride, i.size(), count, space.a, a_panel);
+      pack_b(at(p.b.data, r * p.b.row_stride + j.begin, p.b.dtype), p.b.row_stride, j.size(), count, space.b, b_panel);
+      kernels.tile(space.a, a_panel, space.b, b_panel, space.sums, sums_stride, i.size(), panels, words,
+                   r == group.begin);
     }
     kernels.store[kSourceF32](space.sums, sums_stride, i.size(), j.size(), nullptr,
                               p.out + (e * m + i.begin) * n + j.begin, n, true);

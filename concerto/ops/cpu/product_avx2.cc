@@ -23,6 +23,8 @@ struct Vec {
 
 template <class S>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
+template <class S, int64_t kWidth>
+void pack_line(const S* low, const S* high, int64_t n, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"
 
@@ -34,13 +36,13 @@ inline __m256 load_row(const Bits16* p) {
 
 template <class S>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
-  if (n < kLanes || k < kLanes) {
+  if (k < kLanes) {
     pack_block_plain(from, stride, n, k, to, row_words);
     return;
   }
   __m256 r[8], t[8];
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) r[i] = load_row(from + i * stride);
+  for (int i = 0; i < 8; ++i) r[i] = i < n ? load_row(from + i * stride) : _mm256_setzero_ps();
 #pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
     t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
@@ -55,10 +57,17 @@ void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* t
   }
   float* out = reinterpret_cast<float*>(to);
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(out + i * row_words, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(out + (i + 4) * row_words, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
+  for (int i = 0; i < 4; ++i) _mm256_storeu_ps(out + i * row_words, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) _mm256_storeu_ps(out + (i + 4) * row_words, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+}
+
+template <class S, int64_t kWidth>
+void pack_line(const S* low, const S* high, int64_t n, uint32_t* to) {
+  if (n == kWidth)
+    pack_line_plain<S, kWidth>(low, high, kWidth, to);  // a count that the compiler knows
+  else
+    pack_line_plain<S, kWidth>(low, high, n, to);
 }
 
 constexpr ProductKernels kTable = make_table();

@@ -13,10 +13,11 @@
 
 namespace concerto::cpu {
 
-// Words of the reduction that one tile call handles: A and B panels of this length fit the first cache level.
+// Words of the reduction that one tile call handles: a panel of B of this length fits the first cache level.
 constexpr int64_t kTileWords = 256;
-// Words between the rows of A packed by rows: not a power of two, so that rows do not share cache sets.
-constexpr int64_t kPackedRowWords = kTileWords + 16;
+// Panels lie this many words further apart than they are long, so that the same place of several panels does not fall
+// into one cache set.
+constexpr int64_t kPanelGap = 16;
 
 // What products read. bf16 data comes as its bits.
 enum Source { kSourceF32 = 0, kSourceBF16 = 1 };
@@ -26,21 +27,20 @@ struct ProductKernels {
   int mr;    // rows of a register tile
   int nr;    // columns of a register tile: B panels are this wide
 
-  // Packing, by source type; null where this table cannot read it. Strides in elements, k in elements; the last word is
-  // filled up with zeros. A [rows, k] -> [rows, kPackedRowWords].
-  void (*pack_a_rows[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed);
-  // A^T [k, rows] -> panels [rows / mr][words][mr].
-  void (*pack_a_cols[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed);
-  // B^T [n, k] -> panels [n / nr] of [words][nr], `panel_words` apart, columns filled up with zeros.
+  // Packing, by source type; null where this table cannot read it. Strides in elements, k in elements; the last word of
+  // a row is filled up with zero. Panels are `panel_words` apart, at least words * width + kPanelGap. A [rows, k] ->
+  // panels [rows / mr] of [words][mr]; what a last, partial panel holds beyond its rows is undefined.
+  void (*pack_a_rows[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words);
+  // A^T [k, rows] -> the same.
+  void (*pack_a_cols[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words);
+  // B^T [n, k] -> panels [n / nr] of [words][nr], columns filled up with zeros.
   void (*pack_b_rows[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
   // B [k, n] -> the same.
   void (*pack_b_cols[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
 
   // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` starts from zero instead of from c.
-  void (*tile_rows)(const uint32_t* a, const uint32_t* b, int64_t panel_words, float* c, int64_t c_stride, int64_t rows,
-                    int64_t panels, int64_t words, bool first);
-  void (*tile_cols)(const uint32_t* a, const uint32_t* b, int64_t panel_words, float* c, int64_t c_stride, int64_t rows,
-                    int64_t panels, int64_t words, bool first);
+  void (*tile)(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
+               int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first);
 
   // out = c + bias (+ out), rounded once; bias may be null. By the type of out.
   void (*store[2])(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,

@@ -3,12 +3,23 @@
 // for the linker would keep one of the two bodies. For the same reason no inline function of another header is called.
 //
 // The including file defines before:
+//   kUnit; kRows (mr); kVectors (nr / kLanes)
 //   Vec: type Sum (kLanes f32), type Words (kLanes words), zero, load, store, load_words, broadcast, multiply_add(sum,
-//   a, b) kUnit; kRows (mr); kVectors (nr / kLanes); pack_block<S>(source, stride, n, k, packed, row_words): transposes
-//   a block of up to kLanes rows and words.
+//   a, b)
+// and declares before and defines after:
+//   pack_block<S>(from, stride, n, k, to, row_words): to[w][j] = word w of row j, for up to kLanes rows j < n and words
+//   of k elements; writes kLanes words of
+//     each, in ascending order, zero for rows that are not there.
+//   pack_line<S, kWidth>(low, high, n, to): to[j] = the word of low[j] (and high[j], if kUnit is 2) for j < n, zero up
+//   to kWidth; may write up to kPanelGap - 1
+//     words more.
 
-using Bits16 = uint16_t __attribute__((may_alias));
-using Bits32 = uint32_t __attribute__((may_alias));
+struct [[gnu::may_alias]] Bits16 {
+  uint16_t bits;
+};
+struct [[gnu::may_alias]] Bits32 {
+  uint32_t bits;
+};
 
 constexpr int64_t kLanes = Vec::kLanes;
 constexpr int64_t kColumns = kLanes * kVectors;
@@ -16,66 +27,54 @@ constexpr int64_t kColumns = kLanes * kVectors;
 constexpr int64_t words_of(int64_t k) { return (k + kUnit - 1) / kUnit; }
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-inline float to_float(Bits16 bits) { return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16); }
-inline float to_float(Bits32 bits) { return __builtin_bit_cast(float, static_cast<uint32_t>(bits)); }
-inline void from_float(float value, Bits32* out) { *out = __builtin_bit_cast(uint32_t, value); }
+inline float to_float(Bits16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
+inline float to_float(Bits32 x) { return __builtin_bit_cast(float, x.bits); }
+inline void from_float(float value, Bits32* out) { out->bits = __builtin_bit_cast(uint32_t, value); }
 inline void from_float(float value, Bits16* out) {  // nearest even, NaN stays NaN
   const uint32_t u = __builtin_bit_cast(uint32_t, value);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  *out = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
+  out->bits = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
 }
 
-// One word from elements `step` apart, of which `left` exist.
+// One word of an element, and of its partner where words are pairs.
+inline uint32_t word_of(Bits32 low, Bits32) { return low.bits; }
+inline uint32_t word_of(Bits16 low, Bits16 high) {
+  return kUnit == 2 ? static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16
+                    : static_cast<uint32_t>(low.bits) << 16;
+}
+
+// Writes of one word row spill into the next, which is written later (or is the gap): hence words in ascending order
+// everywhere.
 template <class S>
-inline uint32_t word_at(const S* p, int64_t step, int64_t left) {
-  if constexpr (kUnit == 2) {
-    return static_cast<uint32_t>(p[0]) | (left > 1 ? static_cast<uint32_t>(p[step]) << 16 : 0u);
-  } else if constexpr (sizeof(S) == 2) {
-    return static_cast<uint32_t>(p[0]) << 16;
-  } else {
-    return p[0];
-  }
+void pack_a_rows(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words) {
+  for (int64_t r = 0; r < rows; r += kRows, packed += panel_words)
+    for (int64_t i = 0; i < k; i += kLanes * kUnit)
+      for (int64_t v = 0; v < kRows && r + v < rows; v += kLanes)
+        pack_block<S>(static_cast<const S*>(a) + (r + v) * stride + i, stride,
+                      smaller(smaller(kLanes, kRows - v), rows - r - v), smaller(k - i, kLanes * kUnit),
+                      packed + i / kUnit * kRows + v, kRows);
 }
 
-template <class S>
-void pack_a_rows(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const S* from = static_cast<const S*>(a) + r * stride;
-    uint32_t* to = packed + r * kPackedRowWords;
-    if constexpr (kUnit * sizeof(S) == 4) {
-      const int64_t whole = k / kUnit;
-      __builtin_memcpy(to, from, static_cast<size_t>(whole) * 4);
-      if (k % kUnit) to[whole] = word_at(from + whole * kUnit, 1, 1);
-    } else {
-      for (int64_t i = 0; i < k; ++i) to[i] = static_cast<uint32_t>(from[i]) << 16;
-    }
-  }
-}
-
-// Words of neighbouring columns from rows of the source; `width` of `kWidth` columns exist.
 template <class S, int64_t kWidth>
-inline void pack_panel_cols(const S* from, int64_t stride, int64_t width, int64_t k, uint32_t* to) {
-  for (int64_t i = 0; i < k; i += kUnit, to += kWidth) {
-    const S* p = from + i * stride;
-    if (width == kWidth && k - i >= kUnit) {
-      for (int64_t j = 0; j < kWidth; ++j) to[j] = word_at(p + j, stride, kUnit);
-    } else {
-      for (int64_t j = 0; j < width; ++j) to[j] = word_at(p + j, stride, k - i);
-      for (int64_t j = width; j < kWidth; ++j) to[j] = 0;
-    }
+void pack_cols(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
+  static const S kNoRow[kWidth + kLanes] = {};
+  for (int64_t i = 0; i < k; i += kUnit) {
+    const S* low = from + i * stride;
+    const S* high = i + 1 < k ? low + stride : kNoRow;  // read if words are pairs
+    uint32_t* to = packed + i / kUnit * kWidth;
+    for (int64_t j = 0; j < n; j += kWidth, to += panel_words)
+      pack_line<S, kWidth>(low + j, high == kNoRow ? kNoRow : high + j, smaller(kWidth, n - j), to);
   }
 }
 
 template <class S>
-void pack_a_cols(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed) {
-  for (int64_t r = 0; r < rows; r += kRows, packed += kRows * words_of(k))
-    pack_panel_cols<S, kRows>(static_cast<const S*>(a) + r, stride, smaller(kRows, rows - r), k, packed);
+void pack_a_cols(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words) {
+  pack_cols<S, kRows>(static_cast<const S*>(a), stride, rows, k, packed, panel_words);
 }
 
 template <class S>
 void pack_b_cols(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
-  for (int64_t j = 0; j < n; j += kColumns, packed += panel_words)
-    pack_panel_cols<S, kColumns>(static_cast<const S*>(b) + j, stride, smaller(kColumns, n - j), k, packed);
+  pack_cols<S, kColumns>(static_cast<const S*>(b), stride, n, k, packed, panel_words);
 }
 
 template <class S>
@@ -90,11 +89,10 @@ void pack_b_rows(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* 
     }
 }
 
-// kCount rows of A times one panel. kPanel: A lies in panels [words][kRows], else in rows.
-template <int kCount, bool kPanel>
+// kCount rows of a panel of A times one panel of B.
+template <int kCount>
 void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, int64_t words, bool first) {
   typename Vec::Sum sum[kCount][kVectors];
-  constexpr int64_t kNext = kPanel ? 1 : kPackedRowWords;
 #pragma GCC unroll 16
   for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 4
@@ -105,11 +103,11 @@ void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, i
     for (int v = 0; v < kVectors; ++v) column[v] = Vec::load_words(b + v * kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kCount; ++i) {
-      const typename Vec::Words row = Vec::broadcast(a + i * kNext);
+      const typename Vec::Words row = Vec::broadcast(a + i);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::multiply_add(sum[i][v], row, column[v]);
     }
-    a += kPanel ? kRows : 1;
+    a += kRows;
     b += kColumns;
   }
 #pragma GCC unroll 16
@@ -120,25 +118,25 @@ void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, i
 
 using TileFn = void (*)(const uint32_t*, const uint32_t*, float*, int64_t, int64_t, bool);
 
-template <bool kPanel, int kCount>
+template <int kCount>
 constexpr void fill_tiles(TileFn* table) {
-  table[kCount] = tile_of<kCount, kPanel>;
-  if constexpr (kCount > 1) fill_tiles<kPanel, kCount - 1>(table);
+  table[kCount] = tile_of<kCount>;
+  if constexpr (kCount > 1) fill_tiles<kCount - 1>(table);
 }
-template <bool kPanel>
 struct TileTable {
   TileFn of[kRows + 1] = {};
-  constexpr TileTable() { fill_tiles<kPanel, kRows>(of); }
+  constexpr TileTable() { fill_tiles<kRows>(of); }
 };
 
-template <bool kPanel>
-void tile(const uint32_t* a, const uint32_t* b, int64_t panel_words, float* c, int64_t c_stride, int64_t rows,
-          int64_t panels, int64_t words, bool first) {
-  static constexpr TileTable<kPanel> kTiles;
-  for (int64_t j = 0; j < panels; ++j)
-    for (int64_t i = 0; i < rows; i += kRows)
-      kTiles.of[smaller(kRows, rows - i)](a + i * (kPanel ? words : kPackedRowWords), b + j * panel_words,
-                                          c + i * c_stride + j * kColumns, c_stride, words, first);
+void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
+          int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first) {
+  static constexpr TileTable kTiles;
+  for (int64_t j = 0; j < panels; ++j) {
+    const uint32_t* a_panel = a;
+    for (int64_t i = 0; i < rows; i += kRows, a_panel += a_panel_words)
+      kTiles.of[smaller(kRows, rows - i)](a_panel, b + j * b_panel_words, c + i * c_stride + j * kColumns, c_stride,
+                                          words, first);
+  }
 }
 
 template <class D>
@@ -177,13 +175,22 @@ void column_sums(const void* x, int64_t stride, int64_t rows, int64_t cols, floa
   }
 }
 
-// What pack_block does, word by word: for edges, and for instruction sets without a better way.
+// The two, word by word: for edges, and for instruction sets without a better way.
 template <class S>
 inline void pack_block_plain(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
   for (int64_t i = 0; i < k; i += kUnit, to += row_words) {
-    for (int64_t j = 0; j < n; ++j) to[j] = word_at(from + j * stride + i, 1, k - i);
+    for (int64_t j = 0; j < n; ++j) {
+      const S* p = from + j * stride + i;
+      to[j] = word_of(p[0], i + 1 < k ? p[1] : S{0});
+    }
     for (int64_t j = n; j < kLanes; ++j) to[j] = 0;
   }
+}
+
+template <class S, int64_t kWidth>
+inline void pack_line_plain(const S* low, const S* high, int64_t n, uint32_t* to) {
+  for (int64_t j = 0; j < n; ++j) to[j] = word_of(low[j], high[j]);
+  for (int64_t j = n; j < kWidth; ++j) to[j] = 0;
 }
 
 constexpr ProductKernels make_table() {
@@ -201,8 +208,7 @@ constexpr ProductKernels make_table() {
     t.pack_b_rows[kSourceF32] = pack_b_rows<Bits32>;
     t.pack_b_cols[kSourceF32] = pack_b_cols<Bits32>;
   }
-  t.tile_rows = tile<false>;
-  t.tile_cols = tile<true>;
+  t.tile = tile;
   t.store[kSourceF32] = store<Bits32>;
   t.store[kSourceBF16] = store<Bits16>;
   t.column_sums[kSourceF32] = column_sums<Bits32>;

@@ -1,5 +1,5 @@
-// Transposing a block of 16 x 16 words, for the two AVX-512 files; included inside their anonymous namespaces, after
-// product_kernels_body.h.
+// Packing by blocks of 16 x 16 words and lines of 16, for the two AVX-512 files; included inside their anonymous
+// namespaces, after product_kernels_body.h.
 
 // Up to 16 words of one row; elements from `count` on read as zero and are not touched.
 inline __m512i load_row(const Bits32* p, int64_t count) {
@@ -32,16 +32,38 @@ void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* t
     r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
     r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
-  const int64_t words = words_of(k);
 #pragma GCC unroll 4
   for (int q = 0; q < 4; ++q) {
     const __m512i low01 = _mm512_shuffle_i32x4(r[q], r[q + 4], 0x88),
                   low23 = _mm512_shuffle_i32x4(r[q + 8], r[q + 12], 0x88);
     const __m512i high01 = _mm512_shuffle_i32x4(r[q], r[q + 4], 0xdd),
                   high23 = _mm512_shuffle_i32x4(r[q + 8], r[q + 12], 0xdd);
-    if (q < words) _mm512_storeu_si512(to + q * row_words, _mm512_shuffle_i32x4(low01, low23, 0x88));
-    if (q + 4 < words) _mm512_storeu_si512(to + (q + 4) * row_words, _mm512_shuffle_i32x4(high01, high23, 0x88));
-    if (q + 8 < words) _mm512_storeu_si512(to + (q + 8) * row_words, _mm512_shuffle_i32x4(low01, low23, 0xdd));
-    if (q + 12 < words) _mm512_storeu_si512(to + (q + 12) * row_words, _mm512_shuffle_i32x4(high01, high23, 0xdd));
+    t[q] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+    t[q + 4] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+    t[q + 8] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
+    t[q + 12] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
+  }
+  const int64_t words = words_of(k);
+#pragma GCC unroll 16
+  for (int w = 0; w < 16; ++w)
+    if (w < words) _mm512_storeu_si512(to + w * row_words, t[w]);
+}
+
+// Up to 16 words from one place of two rows.
+inline __m512i load_words_of(const Bits32* low, const Bits32*, int64_t n) { return load_row(low, n); }
+inline __m512i load_words_of(const Bits16* low, const Bits16* high, int64_t n) {
+  const auto mask = static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u);
+  const __m512i first = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, low));
+  if constexpr (kUnit == 1) return _mm512_slli_epi32(first, 16);
+  const __m512i second = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, high));
+  return _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+}
+
+template <class S, int64_t kWidth>
+void pack_line(const S* low, const S* high, int64_t n, uint32_t* to) {
+#pragma GCC unroll 2
+  for (int64_t v = 0; v < kWidth; v += 16) {
+    const int64_t left = n - v < 0 ? 0 : smaller(n - v, kWidth - v);
+    _mm512_storeu_si512(to + v, load_words_of(low + v, high + v, left));
   }
 }
