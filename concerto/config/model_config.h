@@ -1,5 +1,6 @@
-// The model's own settings, field for field as in a Hugging Face config.json (`ernie4_5` and `ernie4_5_moe`). Frozen after load; what can be
-// computed from it is computed in arch/. Field names are HF's; where HF knows two names, both are accepted when read (config_fields.cc).
+// The model's own settings, field for field as in a Hugging Face config.json (`ernie4_5` and `ernie4_5_moe`). Frozen
+// after load; what can be computed from it is computed in arch/. Field names are HF's; where HF knows two names, both
+// are accepted when read (model_fields.cc).
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,12 @@
 namespace concerto {
 
 enum class ModelType { kErnie45, kErnie45Moe };
-enum class MtpHidden { kPreNorm, kPostNorm };     // which main hidden state an MTP block reads (reference 5.4)
-enum class MtpPositions { kMain, kShifted };      // positions 0.. or shifted by depth + 1
-enum class Init { kHuggingFace, kPretrain };      // reference 8: N(0, initializer_range), or sqrt(0.3333/H) with 1/sqrt(2L) on o_proj and down_proj
+enum class MtpHidden { kPreNorm, kPostNorm };  // which main hidden state an MTP block reads (reference 5.4)
+enum class MtpPositions { kMain, kShifted };   // positions 0.. or shifted by depth + 1
+enum class Init {
+  kHuggingFace,
+  kPretrain
+};  // reference 8: N(0, initializer_range), or sqrt(0.3333/H) with 1/sqrt(2L) on o_proj and down_proj
 
 struct ModelConfig {
   ModelType model_type = ModelType::kErnie45Moe;
@@ -21,15 +25,15 @@ struct ModelConfig {
   int64_t num_hidden_layers = 28;
   int64_t num_attention_heads = 20;
   int64_t num_key_value_heads = 4;
-  int64_t head_dim = 0;                           // 0 in a MoE file without it: hidden_size / num_attention_heads; dense default 128
+  int64_t head_dim = 0;  // 0 in a MoE file without it: hidden_size / num_attention_heads; dense default 128
   std::string hidden_act = "silu";
   int64_t max_position_embeddings = 131072;
   double initializer_range = 0.02;
   double rms_norm_eps = 1e-5;
-  double rope_theta = 500000.0;                   // rope_parameters.rope_theta, or rope_theta of older files
+  double rope_theta = 500000.0;  // rope_parameters.rope_theta, or rope_theta of older files
   bool use_bias = false;
   bool tie_word_embeddings = true;
-  int64_t pad_token_id = 0;                       // -1: none
+  int64_t pad_token_id = 0;  // -1: none
   int64_t bos_token_id = 1;
   int64_t eos_token_id = 2;
   // Mixture of experts (model_type ernie4_5_moe)
@@ -38,11 +42,11 @@ struct ModelConfig {
   int64_t moe_intermediate_size = 1536;
   int64_t moe_num_shared_experts = 2;
   int64_t moe_layer_start_index = 1;
-  int64_t moe_layer_end_index = -1;               // -1: the last layer; may exceed it
+  int64_t moe_layer_end_index = -1;  // -1: the last layer; may exceed it
   int64_t moe_layer_interval = 1;
   double moe_norm_min = 1e-12;
   double router_aux_loss_coef = 0.001;
-  bool output_router_logits = false;              // adds router_aux_loss_coef * aux loss to what is differentiated
+  bool output_router_logits = false;  // adds router_aux_loss_coef * aux loss to what is differentiated
   // Multi-token prediction
   int64_t num_nextn_predict_layers = 0;
   double mtp_loss_scaling_factor = 0.3;
@@ -64,10 +68,13 @@ struct ModelConfig {
   int64_t shared_intermediate_size() const { return moe_intermediate_size * moe_num_shared_experts; }
 };
 
-// Reads DIR/config.json or a config.json; missing fields take Hugging Face's defaults (of the file's model_type). Unknown keys that HF itself
-// writes (transformers_version, architectures, dtype, use_cache, ...) are accepted and ignored by name; any other unknown key, wrong type or
-// impossible value (heads that do not divide, odd head_dim, k > experts, hidden_act other than silu, rope types other than default) is collected,
-// and one Error(kModel) names them all with file and key.
+// Reads DIR/config.json or a config.json; missing fields take Hugging Face's defaults (of the file's model_type).
+// Unknown keys that HF itself writes (transformers_version, architectures, dtype, use_cache, ...) are accepted and
+// ignored by name; any other unknown key, wrong type or impossible value (heads that do not divide, odd head_dim, k >
+// experts, hidden_act other than silu, rope types other than default) is collected, and one Error(kModel) names them
+// all with file and key. A MoE file with moe_capacity, moe_gate or sinkhorn_2gate takes missing fields from the old
+// defaults (docs/config.md), and is refused where it asks for what is not built. head_dim is resolved: never 0 after
+// load.
 ModelConfig load_model_config(const std::string& path);
 // The text of a config.json that HF's AutoConfig opens, architectures and dtype ("bfloat16" | "float32") included.
 std::string model_config_json(const ModelConfig& config, const std::string& dtype);

@@ -1,5 +1,6 @@
-// Every setting of a run, declared once: the struct and its defaults here, names, help, ranges and aliases in config_fields.cc (the field table),
-// which parse, validate, `config help|check|show`, docs/config.md and the dump into the run folder all read.
+// Every setting of a run, declared once: the struct and its defaults here, names, help, ranges and aliases in
+// run_fields.cc (the field table), which parse, validate, `config help|check|show`, docs/config.md and the dump into
+// the run folder all read.
 #pragma once
 
 #include <cstdint>
@@ -12,90 +13,93 @@
 namespace concerto {
 
 struct RunSection {
-  std::string dir;                      // run folder; required for train
+  std::string dir;  // run folder; required for train
   int64_t seed = 1;
-  std::string resume = "auto";          // auto | never | PATH of a checkpoint
-  int threads = 0;                      // 0: OMP_NUM_THREADS, else all processors
+  std::string resume = "auto";  // auto | never | PATH of a checkpoint
+  int threads = 0;              // 0: OMP_NUM_THREADS, else all processors
 };
 
 enum class InitFrom { kRandom, kPretrained };
 struct ModelSection {
-  std::string path;                     // HF folder; empty when the fields are given inline
+  std::string path;  // HF folder; empty when the fields are given inline
   InitFrom init = InitFrom::kRandom;
   Init init_method = Init::kHuggingFace;
-  ModelConfig config;                   // resolved: from path/config.json, then inline fields of the `model` section on top
+  ModelConfig config;  // resolved: from path/config.json, then inline fields of the `model` section on top
 };
 
 struct DataSource {
-  std::string path;                     // prefix of a .bin/.idx pair
+  std::string path;  // prefix of a .bin/.idx pair
   double weight = 1.0;
 };
 struct DataSection {
-  std::vector<DataSource> train, valid; // in YAML: a list of {path, weight} or of plain strings, or one string
-  std::string tokenizer;                // tokenizer.model or a folder that holds one; empty: model.path
-  bool document_mask = true;            // attention does not cross documents, positions restart (block-diagonal causal)
+  std::vector<DataSource> train, valid;  // in YAML: a list of {path, weight} or of plain strings, or one string
+  std::string tokenizer;                 // tokenizer.model or a folder that holds one; empty: model.path
+  bool document_mask = true;  // attention does not cross documents, positions restart (block-diagonal causal)
   bool shuffle = true;
-  int prefetch = 2;                     // steps read ahead off the training thread
+  int prefetch = 2;  // steps read ahead off the training thread
 };
 
 enum class RoutingUnit { kMicroBatch };
-enum class LossAverage { kTokens, kMicroBatches };   // accumulation weighted by valid tokens; or Baidu's mean of micro-batch means
+enum class LossAverage {
+  kTokens,
+  kMicroBatches
+};  // accumulation weighted by valid tokens; or Baidu's mean of micro-batch means
 enum class BadStep { kStop, kSkip };
 struct TrainingSection {
   int64_t steps = 1000;
-  int64_t global_batch_size = 64;       // sequences
-  int64_t micro_batch_size = 8;         // sequences
+  int64_t global_batch_size = 64;  // sequences
+  int64_t micro_batch_size = 8;    // sequences
   int64_t seq_length = 1024;
-  std::string dtype = "bf16";           // bf16 | f32 (f64: ref backend, tests)
+  std::string dtype = "bf16";  // bf16 | f32 (f64: ref backend, tests)
   RoutingUnit routing_unit = RoutingUnit::kMicroBatch;
   LossAverage loss_average = LossAverage::kTokens;
-  BadStep on_bad_loss = BadStep::kStop; // NaN or spike: stop with an error, or skip the batch
-  double spike_factor = 0;              // a loss above this times the running mean is a spike; 0: only NaN/inf
-  int64_t eval_every_steps = 0;         // 0: only at the end (if there is validation data)
-  int64_t eval_batches = 0;             // micro-batches; 0: all of it
+  BadStep on_bad_loss = BadStep::kStop;  // NaN or spike: stop with an error, or skip the batch
+  double spike_factor = 0;               // a loss above this times the running mean is a spike; 0: only NaN/inf
+  int64_t eval_every_steps = 0;          // 0: only at the end (if there is validation data)
+  int64_t eval_batches = 0;              // micro-batches; 0: all of it
 };
 
 enum class OptimizerName { kAdamW, kLamb };
 enum class LrSchedule { kConstant, kLinear, kCosine, kWsd };
 enum class WsdDecay { kHalfLife, kOneMinusSqrt };
-enum class Decay { kMatrices, kAll };   // which parameters weight decay acts on: rank >= 2 only, or all
+enum class Decay { kMatrices, kAll };  // which parameters weight decay acts on: rank >= 2 only, or all
 struct OptimizerSection {
   OptimizerName name = OptimizerName::kAdamW;
   double lr = 3e-4;
   double min_lr = 0;
   LrSchedule schedule = LrSchedule::kCosine;
   int64_t warmup_steps = 0;
-  int64_t wsd_stable_steps = -1;        // last step of the constant phase; -1: 0.9 * steps
+  int64_t wsd_stable_steps = -1;  // last step of the constant phase; -1: 0.9 * steps
   WsdDecay wsd_decay = WsdDecay::kHalfLife;
-  double num_cycles = 0.5;              // cosine
+  double num_cycles = 0.5;  // cosine
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0.1;
   Decay decay = Decay::kMatrices;
-  double clip_norm = 1.0;               // 0: off
-  double router_lr_ratio = 1.0;         // multiplies lr for router weights (Baidu's moe_gate_lr_ratio)
+  double clip_norm = 1.0;        // 0: off
+  double router_lr_ratio = 1.0;  // multiplies lr for router weights (Baidu's moe_gate_lr_ratio)
 };
 
 enum class Recompute { kNone, kSelective, kFull };
-struct ParallelSection {                // more than one rank: refused with a named error until it is built
+struct ParallelSection {  // more than one rank: refused with a named error until it is built
   int64_t tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1, cp = 1;
   int64_t zero = 1;
-  std::string schedule = "1f1b";        // 1f1b | zero_bubble (B and W apart)
+  std::string schedule = "1f1b";  // 1f1b | zero_bubble (B and W apart)
   Recompute recompute = Recompute::kNone;
 };
 
 struct CheckpointSection {
-  int64_t every_steps = 500;            // 0: only at the end and on signals
+  int64_t every_steps = 500;  // 0: only at the end and on signals
   double every_minutes = 0;
   int64_t keep = 3;
   bool keep_best = true;
-  bool export_model = true;             // leave an HF folder in the run folder at the end
+  bool export_model = true;  // leave an HF folder in the run folder at the end
 };
 
 struct MonitorSection {
   bool tensorboard = true;
-  std::vector<int64_t> trace_steps;     // [first, last]; empty: none
-  int64_t log_every_steps = 1;          // plain lines when not on a terminal
-  std::string sample_prompt;            // a prompt continued at the end of training; empty: none
+  std::vector<int64_t> trace_steps;  // [first, last]; empty: none
+  int64_t log_every_steps = 1;       // plain lines when not on a terminal
+  std::string sample_prompt;         // a prompt continued at the end of training; empty: none
   int64_t sample_tokens = 64;
 };
 
@@ -108,23 +112,32 @@ struct RunConfig {
   ParallelSection parallel;
   CheckpointSection checkpoint;
   MonitorSection monitor;
-  std::string backend = "cpu";          // cpu | ref | cuda
+  std::string backend = "cpu";  // cpu | ref | cuda
 };
 
 using Overrides = std::vector<std::pair<std::string, std::string>>;  // {"training.steps", "10"}
 
-// Reads a YAML or JSON file, applies overrides, loads model.path/config.json, validates everything (cross-field rules too). All faults are
-// reported at once in one Error(kConfig), one a line: `FILE:LINE: key: what. fix` with the nearest known name for an unknown key. Keys of ERNIEKit and
-// Megatron with the same meaning are accepted as aliases.
+// Reads a YAML or JSON file, applies overrides, loads model.path/config.json, validates everything (cross-field rules
+// too). All faults are reported at once in one Error(kConfig), one a line: `FILE:LINE: key: what. fix` with the nearest
+// known name for an unknown key. Keys of ERNIEKit and Megatron with the same meaning are accepted as aliases.
+// data.train and run.dir may be missing: see check_trainable. A `model` section that gives every field does not read
+// model.path/config.json, so that the resolved config of a run folder stands alone.
 RunConfig load_run_config(const std::string& path, const Overrides& overrides);
 RunConfig parse_run_config(const std::string& text, const std::string& file_name, const Overrides& overrides);
+// What only training needs (data.train, run.dir): all that is missing in one Error(kConfig).
+void check_trainable(const RunConfig& config);
 // The whole resolved config as YAML that load_run_config reads back to the same value; model fields inline.
 std::string run_config_yaml(const RunConfig& config);
-// Hash of what decides the numbers (model, data, training, optimizer, seed): runs with equal hash may resume each other.
+std::string run_config_json(const RunConfig& config);  // the same on one line
+// Hash of what decides the numbers (model, data, training, optimizer, seed): runs with equal hash may resume each
+// other. Left out: where things lie, what is saved and shown, evaluation, the plan, backend, threads, prefetch, and
+// what to do at a bad loss. model.path counts only with `init: pretrained`.
 std::string run_config_hash(const RunConfig& config);
-// One line a setting that decides the numbers and differs between two configs ("training.seq_length: 128 here, 256 there").
+// One line a setting that decides the numbers and differs between two configs ("training.seq_length: 128 here, 256
+// there").
 std::vector<std::string> run_config_differences(const RunConfig& a, const RunConfig& b);
-// Text for `concerto config help [SECTION|KEY]`, and docs/config.md.
+// Text for `concerto config help [SECTION|KEY]` ("" for the overview; an unknown key is an Error(kUsage)), and
+// docs/config.md.
 std::string config_help(const std::string& key);
 std::string config_markdown();
 

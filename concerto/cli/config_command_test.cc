@@ -1,0 +1,96 @@
+#include "concerto/cli/config_command.h"
+
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+
+#include "concerto/base/error.h"
+#include "concerto/cli/overrides.h"
+
+namespace concerto {
+namespace {
+
+TEST(Overrides, TakesBothForms) {
+  const Overrides expected = {{"training.steps", "10"},
+                              {"optimizer.lr", "1e-3"},
+                              {"backend", "ref"},
+                              {"run.dir", "a=b"},
+                              {"monitor.sample_prompt", ""}};
+  EXPECT_EQ(parse_overrides({"--training.steps=10", "--optimizer.lr", "1e-3", "--backend=ref", "--run.dir=a=b",
+                             "--monitor.sample_prompt="}),
+            expected);
+  EXPECT_TRUE(parse_overrides({}).empty());
+  EXPECT_EQ(parse_overrides({"--optimizer.wsd_stable_steps", "-1"}), (Overrides{{"optimizer.wsd_stable_steps", "-1"}}));
+}
+
+TEST(Overrides, RefusesTheRest) {
+  for (const std::vector<std::string>& bad : std::vector<std::vector<std::string>>{{"steps"},
+                                                                                   {"-s", "3"},
+                                                                                   {"--"},
+                                                                                   {"--=3"},
+                                                                                   {"--training.steps"},
+                                                                                   {"--training.steps", "--run.seed=1"},
+                                                                                   {"--a b=3"},
+                                                                                   {"--training.=1"}}) {
+    try {
+      parse_overrides(bad);
+      ADD_FAILURE() << bad[0];
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, ErrorCode::kUsage) << bad[0];
+    }
+  }
+}
+
+// Runs `concerto ARGUMENTS...` and returns what it printed.
+std::string run(std::vector<std::string> arguments) {
+  CLI::App app;
+  add_config_command(app);
+  std::reverse(arguments.begin(), arguments.end());
+  testing::internal::CaptureStdout();
+  try {
+    app.parse(arguments);
+  } catch (...) {
+    testing::internal::GetCapturedStdout();
+    throw;
+  }
+  return testing::internal::GetCapturedStdout();
+}
+
+class ConfigCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = testing::TempDir() + "config_command_test.yaml";
+    std::ofstream(path_) << "model: {num_hidden_layers: 2}\ntraining: {steps: 5}\n";
+  }
+  void TearDown() override { std::remove(path_.c_str()); }
+  std::string path_;
+};
+
+TEST_F(ConfigCommand, ChecksAndShows) {
+  const std::string checked = run({"config", "check", path_});
+  EXPECT_TRUE(checked.starts_with("OK ")) << checked;
+  EXPECT_NE(checked.find("data.train: no training data"), std::string::npos) << checked;
+  EXPECT_NE(run({"config", "check", path_, "--json"}).find("\"ok\":true"), std::string::npos);
+  EXPECT_NE(run({"config", "show", path_}).find("  steps: 5\n"), std::string::npos);
+  EXPECT_NE(run({"config", "show", path_, "--training.steps=7"}).find("  steps: 7\n"), std::string::npos);
+  EXPECT_NE(run({"config", "show", path_, "--json", "--training.steps", "8"}).find("\"steps\": 8,"), std::string::npos);
+}
+
+TEST_F(ConfigCommand, Fails) {
+  EXPECT_THROW(run({"config", "check", path_, "--training.stps=7"}), Error);
+  EXPECT_THROW(run({"config", "check", path_, "stray"}), Error);
+  EXPECT_THROW(run({"config", "show", "no-such-file.yaml"}), Error);
+  EXPECT_THROW(run({"config"}), CLI::ParseError);
+}
+
+TEST(ConfigCommandHelp, Explains) {
+  EXPECT_NE(run({"config", "help"}).find("optimizer"), std::string::npos);
+  EXPECT_NE(run({"config", "help", "training.steps"}).find("train_iters"), std::string::npos);
+  EXPECT_TRUE(run({"config", "help", "--markdown"}).starts_with("# Settings"));
+  EXPECT_TRUE(run({"config", "help", "run", "--json"}).starts_with("{\"help\":"));
+  EXPECT_THROW(run({"config", "help", "training.stps"}), Error);
+}
+
+}  // namespace
+}  // namespace concerto

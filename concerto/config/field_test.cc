@@ -1,0 +1,161 @@
+// The engine: values, numbers, names, and what every table must fulfil.
+#include "concerto/config/field.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <set>
+
+#include "concerto/config/model_fields.h"
+#include "concerto/config/run_fields.h"
+
+namespace concerto {
+namespace {
+
+TEST(NearestName, FindsSlipsOnly) {
+  const std::vector<std::string> names = {"steps", "seq_length", "micro_batch_size"};
+  EXPECT_EQ(nearest_name("stps", names), "steps");
+  EXPECT_EQ(nearest_name("setps", names), "steps");
+  EXPECT_EQ(nearest_name("seq_len", names), "seq_length");
+  EXPECT_EQ(nearest_name("banana", names), "");
+  EXPECT_EQ(nearest_name("", names), "");
+  EXPECT_EQ(nearest_name(std::string(5000, 'x'), names), "");
+}
+
+TEST(PrintDouble, ReadsBackToTheSameBits) {
+  EXPECT_EQ(print_double(1), "1.0");
+  EXPECT_EQ(print_double(500000), "500000.0");
+  EXPECT_EQ(print_double(1e-5), "1.0e-05");
+  EXPECT_EQ(print_double(3e-4), "0.0003");
+  std::mt19937_64 random(1);
+  FieldInfo any;
+  for (int i = 0; i < 2000; ++i) {
+    const uint64_t bits = random();
+    double x;
+    std::memcpy(&x, &bits, sizeof x);
+    if (!std::isfinite(x)) continue;
+    double back = 0;
+    Value value;
+    SyntaxFault fault;
+    Problem problem;
+    ASSERT_TRUE(parse_yaml(print_double(x), value, fault));
+    ASSERT_TRUE(assign(any, Slot(&back), value, problem)) << print_double(x) << " " << problem.what;
+    ASSERT_EQ(x, back);
+  }
+}
+
+TEST(Value, ReadsYamlAndJsonAlike) {
+  const std::string json = R"({"a": {"b": [1, 2.5, "x\"y\u00e9"], "c": null}, "d": true})";
+  Value from_yaml, from_json;
+  SyntaxFault fault;
+  ASSERT_TRUE(parse_yaml(json, from_yaml, fault)) << fault.what;
+  ASSERT_TRUE(parse_json(json, from_json, fault)) << fault.what;
+  EXPECT_EQ(print_json(from_yaml), print_json(from_json));
+  Value again;
+  ASSERT_TRUE(parse_yaml(print_yaml(from_json), again, fault)) << fault.what;
+  EXPECT_EQ(print_json(again), print_json(from_json));
+  EXPECT_EQ(from_yaml.find("d")->line, 1);
+}
+
+TEST(Value, RefusesWhatIsNoSettingsFile) {
+  Value value;
+  SyntaxFault fault;
+  EXPECT_FALSE(parse_yaml("a: [1, 2", value, fault));
+  EXPECT_FALSE(parse_yaml("a: 1\n---\na: 2\n", value, fault));
+  EXPECT_NE(fault.what.find("more than one YAML document"), std::string::npos);
+  EXPECT_FALSE(parse_yaml("? [a, b]\n: 1\n", value, fault));
+  EXPECT_FALSE(parse_yaml(std::string(5 << 20, ' '), value, fault));
+  EXPECT_FALSE(parse_yaml("a: {a: {a: {a: {a: {a: {a: {a: {a: {a: 1}}}}}}}}}", value, fault));
+  EXPECT_NE(fault.what.find("nested deeper"), std::string::npos);
+  EXPECT_FALSE(parse_yaml(std::string(10000, '['), value, fault));
+  // Seven lines that unfold to ten million values.
+  std::string bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n";
+  for (int i = 1; i < 7; ++i) {
+    const std::string last = "*a" + std::to_string(i - 1);
+    bomb += fmt::format("a{}: &a{} [{}", i, i, last);
+    for (int j = 1; j < 10; ++j) bomb += "," + last;
+    bomb += "]\n";
+  }
+  EXPECT_FALSE(parse_yaml(bomb, value, fault));
+  EXPECT_NE(fault.what.find("more than"), std::string::npos);
+  EXPECT_FALSE(parse_json("{\"a\": 1", value, fault));
+  EXPECT_FALSE(parse_json("{\n\"a\": 1,\n\"a\": 2}", value, fault));
+  EXPECT_NE(fault.what.find("given twice"), std::string::npos);
+  EXPECT_FALSE(parse_json("{\n\"a\": 1,\n\"b\" 2}", value, fault));
+  EXPECT_EQ(fault.line, 3);
+  EXPECT_FALSE(parse_json("{\"a\": 1e999}", value, fault));
+}
+
+template <class Root>
+void check_table(const std::vector<Field<Root>>& fields) {
+  std::set<std::string> keys, aliases;
+  Root root;
+  for (const Field<Root>& field : fields) {
+    EXPECT_TRUE(keys.insert(field.key()).second) << field.key() << " is declared twice";
+    for (const std::string& alias : field.aliases)
+      EXPECT_TRUE(aliases.insert(alias).second) << alias << " means two settings";
+    EXPECT_FALSE(field.help.empty() || field.help.ends_with('.')) << field.key();
+    // The default is a value that the field itself accepts.
+    const Slot slot = field.slot(root);
+    Problem problem;
+    const Value initial = read(slot);
+    EXPECT_TRUE(assign(field, slot, initial, problem)) << field.key() << ": " << problem.what;
+    EXPECT_EQ(print_json(read(slot)), print_json(initial));
+    const bool is_number = std::holds_alternative<int64_t*>(slot) || std::holds_alternative<int*>(slot) ||
+                           std::holds_alternative<double*>(slot);
+    EXPECT_EQ(is_number, field.has_range && !std::holds_alternative<std::vector<int64_t>*>(slot))
+        << field.key() << " needs a range";
+  }
+}
+
+TEST(Tables, AreSound) {
+  check_table(run_fields());
+  check_table(model_fields());
+  std::set<std::string> known;
+  for (const auto& field : model_fields()) {
+    known.insert(field.name);
+    known.insert(field.aliases.begin(), field.aliases.end());
+  }
+  for (const auto& key : limited_model_keys()) EXPECT_TRUE(known.insert(key.name).second) << key.name;
+  for (const auto& key : ignored_model_keys()) EXPECT_TRUE(known.insert(key).second) << key;
+}
+
+// A field that pointed at its neighbour's member would show here.
+TEST(Tables, EveryFieldWritesItsOwnMember) {
+  for (const Field<RunConfig>& field : run_fields()) {
+    RunConfig changed;
+    const RunConfig initial;
+    const Slot slot = field.slot(changed);
+    if (auto* const* b = std::get_if<bool*>(&slot)) **b = !**b;
+    if (auto* const* i = std::get_if<int*>(&slot)) **i += 1;
+    if (auto* const* n = std::get_if<int64_t*>(&slot)) **n += 1;
+    if (auto* const* d = std::get_if<double*>(&slot)) **d += 0.25;
+    if (auto* const* s = std::get_if<std::string*>(&slot)) **s += "x";
+    if (auto* const* v = std::get_if<std::vector<DataSource>*>(&slot)) (**v).push_back({"p", 1});
+    if (auto* const* l = std::get_if<std::vector<int64_t>*>(&slot)) (**l).push_back(1);
+    if (auto const* e = std::get_if<EnumSlot>(&slot)) {
+      for (const EnumName& name : *e->names)
+        if (name.value != e->get(e->member)) {
+          e->set(e->member, name.value);
+          break;
+        }
+      if (field.name == "routing_unit") continue;  // has one value so far
+    }
+    EXPECT_NE(run_config_yaml(changed), run_config_yaml(initial)) << field.key();
+    if (field.decides) {
+      EXPECT_NE(run_config_hash(changed), run_config_hash(initial)) << field.key();
+      const std::vector<std::string> lines = run_config_differences(changed, initial);
+      EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+        return line.starts_with(field.key() + ": ");
+      })) << field.key();
+    } else {
+      EXPECT_EQ(run_config_hash(changed), run_config_hash(initial)) << field.key();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace concerto

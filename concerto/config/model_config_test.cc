@@ -1,0 +1,187 @@
+#include "concerto/config/model_config.h"
+
+#include <gtest/gtest.h>
+
+#include "concerto/config/config_test_support.h"
+#include "concerto/config/model_fields.h"
+
+namespace concerto {
+namespace {
+
+ModelConfig load(const std::string& json) {
+  const TempFolder folder;
+  return load_model_config(folder.write("config.json", json));
+}
+std::string fault_of(const std::string& json) {
+  return error_of(ErrorCode::kModel, [&] { load(json); });
+}
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(LoadModelConfig, DenseDefaults) {
+  const ModelConfig c = load(R"({"model_type": "ernie4_5"})");
+  EXPECT_EQ(c.model_type, ModelType::kErnie45);
+  EXPECT_EQ(c.vocab_size, 103424);
+  EXPECT_EQ(c.hidden_size, 1024);
+  EXPECT_EQ(c.intermediate_size, 3072);
+  EXPECT_EQ(c.num_hidden_layers, 18);
+  EXPECT_EQ(c.num_attention_heads, 16);
+  EXPECT_EQ(c.num_key_value_heads, 2);
+  EXPECT_EQ(c.head_dim, 128);
+  EXPECT_EQ(c.num_moe_layers(), 0);
+}
+
+TEST(LoadModelConfig, MoeDefaults) {
+  const ModelConfig c = load(R"({"model_type": "ernie4_5_moe", "head_dim": null})");
+  EXPECT_EQ(c.hidden_size, 2560);
+  EXPECT_EQ(c.head_dim, 128);  // 2560 / 20
+  EXPECT_EQ(c.moe_num_experts, 64);
+  EXPECT_EQ(c.moe_k, 6);
+  EXPECT_EQ(c.num_moe_layers(), 27);
+  EXPECT_EQ(load(R"({"model_type": "ernie4_5_moe", "head_dim": 64})").head_dim, 64);
+}
+
+TEST(LoadModelConfig, Goldens) {
+  const ModelConfig dense = load_model_config("tests/golden/dense-tiny");
+  EXPECT_EQ(dense.model_type, ModelType::kErnie45);
+  EXPECT_EQ(dense.head_dim, 16);
+  const ModelConfig tiny = load_model_config("tests/golden/moe-tiny/config.json");
+  EXPECT_EQ(tiny.moe_num_experts, 16);
+  EXPECT_EQ(tiny.moe_k, 4);
+  EXPECT_EQ(tiny.num_moe_layers(), 2);
+  const ModelConfig interval = load_model_config("tests/golden/moe-interval2");
+  EXPECT_TRUE(interval.is_moe_layer(1) && interval.is_moe_layer(3) && !interval.is_moe_layer(0) &&
+              !interval.is_moe_layer(2));
+  EXPECT_TRUE(interval.lm_head_bias());
+  EXPECT_EQ(interval.router_aux_loss_coef, 0.05);
+  EXPECT_EQ(load_model_config("tests/golden/moe-packed").rope_theta, 10000);
+  EXPECT_TRUE(load_model_config("tests/golden/moe-padded").output_router_logits);
+  for (const char* name : {"vl-tiny", "vl-text-only"})
+    EXPECT_TRUE(has(error_of(ErrorCode::kModel, [&] { load_model_config(std::string("tests/golden/") + name); }),
+                    "Multimodal"));
+}
+
+TEST(LoadModelConfig, OlderSpellings) {
+  const ModelConfig c =
+      load(R"({"model_type": "ernie4_5_moe", "num_experts": 8, "num_experts_per_tok": 3, "rope_theta": 10000,
+    "rope_scaling": null, "multi_token_pred_lambda": 0.5, "num_nextn_predict_layers": 1, "moe_aux_loss_lambda": 0.25,
+    "torch_dtype": "bfloat16", "transformers_version": "4.5", "pad_token_id": null, "bos_token_id": null, "eos_token_id": null,
+    "num_key_value_heads": null})");
+  EXPECT_EQ(c.moe_num_experts, 8);
+  EXPECT_EQ(c.moe_k, 3);
+  EXPECT_EQ(c.rope_theta, 10000);
+  EXPECT_EQ(c.mtp_loss_scaling_factor, 0.5);
+  EXPECT_EQ(c.router_aux_loss_coef, 0.25);
+  EXPECT_EQ(c.pad_token_id, -1);
+  EXPECT_EQ(c.bos_token_id, -1);
+  EXPECT_EQ(c.eos_token_id, -1);
+  EXPECT_EQ(c.num_key_value_heads, 20);
+}
+
+TEST(LoadModelConfig, OldGenerationTakesOldDefaults) {
+  const ModelConfig c = load(
+      R"({"model_type": "ernie4_5_moe", "moe_gate": "topk", "moe_capacity": [64, 64, 64], "moe_use_aux_free": true})");
+  EXPECT_EQ(c.vocab_size, 32000);
+  EXPECT_EQ(c.hidden_size, 768);
+  EXPECT_EQ(c.num_key_value_heads, 2);
+  EXPECT_EQ(c.head_dim, 384);
+  EXPECT_EQ(c.rms_norm_eps, 1e-6);
+  EXPECT_EQ(c.rope_theta, 10000);
+  EXPECT_EQ(c.moe_k, 2);
+  EXPECT_EQ(c.moe_layer_interval, 2);
+  EXPECT_EQ(c.moe_num_shared_experts, 0);
+  EXPECT_FALSE(c.tie_word_embeddings);
+  EXPECT_EQ(
+      load(R"({"model_type": "ernie4_5_moe", "moe_gate": "topk", "moe_capacity": [], "sinkhorn_2gate": true})").moe_k,
+      2);
+}
+
+TEST(LoadModelConfig, RefusesWhatIsNotBuilt) {
+  const auto with = [](const std::string& more) { return fault_of(R"({"model_type": "ernie4_5_moe", )" + more + "}"); };
+  EXPECT_TRUE(
+      has(with(R"("moe_gate": "top2")"), "moe_gate: \"top2\": other gates than softmax top-k are not supported yet"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_capacity": [6, 6, 6])"), "6 is less than moe_num_experts = 64"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_num_experts": 128)"), "moe_capacity: missing, which means 64"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_capacity": ["x"])"), "expected numbers"));
+  EXPECT_TRUE(has(with(R"("moe_capacity": [64, 64, 64])"), "moe_gate: missing, which means top2"));
+  EXPECT_TRUE(has(with(R"("sinkhorn_2gate": true, "moe_gate": "top2")"), "sinkhorn_2gate: the Sinkhorn second choice"));
+  EXPECT_TRUE(has(with(R"("moe_group_experts": true)"), "group gating"));
+  EXPECT_TRUE(has(with(R"("moe_orthogonal_loss_lambda": 0.01)"), "orthogonal"));
+  EXPECT_TRUE(has(with(R"("router_z_loss_coef": 0.01)"), "z-loss"));
+  EXPECT_TRUE(has(with(R"("scoring_func": "sigmoid")"), "softmax"));
+  EXPECT_TRUE(has(with(R"("moe_use_aux_free": false)"), "correction bias"));
+  EXPECT_TRUE(has(with(R"("quantization_config": {"bits": 4})"), "quantised"));
+  EXPECT_TRUE(has(with(R"("rope_scaling": {"type": "linear", "factor": 2})"), "only rope_type default"));
+  EXPECT_TRUE(has(with(R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 1})"), "only rope_type default"));
+  EXPECT_TRUE(has(with(R"("rope_parameters": {"mrope_section": [1, 2, 3]})"), "\"mrope_section\" is not supported"));
+  EXPECT_TRUE(has(with(R"("rope_parameters": 3)"), "expected {rope_type"));
+  // Every such key has a value that passes and one that does not.
+  for (const LimitedKey& key : limited_model_keys()) {
+    EXPECT_TRUE(key.passes(Value{})) << key.name;
+    const bool judged_elsewhere = key.name == "moe_capacity" || key.name == "sinkhorn_2gate";
+    EXPECT_EQ(key.passes(scalar("7")), judged_elsewhere) << key.name;
+  }
+}
+
+TEST(LoadModelConfig, RefusesTheImpossible) {
+  const auto moe = [](const std::string& more) { return fault_of(R"({"model_type": "ernie4_5_moe", )" + more + "}"); };
+  EXPECT_TRUE(has(moe(R"("num_attention_heads": 7)"), "7 heads do not divide hidden_size = 2560"));
+  EXPECT_TRUE(has(moe(R"("num_key_value_heads": 3)"), "3 does not divide num_attention_heads = 20"));
+  EXPECT_TRUE(has(moe(R"("head_dim": 15)"), "head_dim = 15 is odd"));
+  EXPECT_TRUE(has(moe(R"("hidden_size": 60)"), "head_dim = 3 is odd"));
+  EXPECT_TRUE(has(moe(R"("moe_k": 65)"), "65 is more than moe_num_experts = 64"));
+  EXPECT_TRUE(has(moe(R"("pad_token_id": 200000)"), "pad_token_id: 200000 is not below vocab_size"));
+  EXPECT_TRUE(has(moe(R"("bos_token_id": 200000)"), "bos_token_id: 200000 is not below vocab_size"));
+  EXPECT_TRUE(has(moe(R"("eos_token_id": 200000)"), "eos_token_id: 200000 is not below vocab_size"));
+  EXPECT_TRUE(has(moe(R"("hidden_act": "gelu")"), "\"gelu\" is not one of silu"));
+  EXPECT_TRUE(has(moe(R"("vocab_size": "big")"), "expected a whole number, got \"big\""));
+  EXPECT_TRUE(has(moe(R"("vocab_size": 0)"), "out of range"));
+  EXPECT_TRUE(has(moe(R"("vocab_size": 1e30)"), "expected a whole number"));
+  EXPECT_TRUE(has(moe(R"("use_bias": 1)"), "expected true or false"));
+  EXPECT_TRUE(has(moe(R"("moe_k": 2, "num_experts_per_tok": 3)"), "given twice, also as moe_k"));
+  EXPECT_EQ(
+      load(R"({"model_type": "ernie4_5_moe", "rope_theta": 7, "rope_parameters": {"rope_theta": 7.0}})").rope_theta, 7);
+  EXPECT_TRUE(has(fault_of(R"({"model_type": "ernie4_5", "moe_k": 2})"), "no meaning in a dense model"));
+  EXPECT_TRUE(has(fault_of(R"({"model_type": "llama", "x": 1})"), "\"llama\" is not one of ernie4_5, ernie4_5_moe"));
+  EXPECT_TRUE(has(fault_of("{}"), "model_type: missing"));
+  EXPECT_TRUE(has(fault_of("[]"), "expected an object"));
+  EXPECT_TRUE(has(fault_of("{"), "JSON syntax"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kModel, [] { load_model_config("no/such/folder"); }), "no such file"));
+}
+
+TEST(LoadModelConfig, ReportsAllAtOnceWithTheNearestName) {
+  const std::string text =
+      fault_of(R"({"model_type": "ernie4_5_moe", "hiden_size": 3, "vocab_size": true, "moe_k": 100, "moe_gate": "x"})");
+  EXPECT_TRUE(has(text, "config.json: hiden_size: unknown setting. Did you mean hidden_size?")) << text;
+  EXPECT_TRUE(has(text, "config.json: vocab_size: expected a whole number, got true")) << text;
+  EXPECT_TRUE(has(text, "config.json: moe_k: 100 is more than")) << text;
+  EXPECT_TRUE(has(text, "config.json: moe_gate: ")) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+}
+
+TEST(ModelConfigJson, LoadsBack) {
+  for (const char* name : {"dense-tiny", "moe-tiny", "moe-interval2", "moe-packed", "moe-padded"}) {
+    const ModelConfig first = load_model_config(std::string("tests/golden/") + name);
+    const std::string json = model_config_json(first, "bfloat16");
+    EXPECT_EQ(model_config_json(load(json), "bfloat16"), json) << name;
+    EXPECT_TRUE(has(json, "\"dtype\": \"bfloat16\"") && has(json, "ForCausalLM\"\n  ]")) << json;
+  }
+  ModelConfig c;
+  c.num_nextn_predict_layers = 2;
+  c.mtp_hidden = MtpHidden::kPostNorm;
+  c.mtp_positions = MtpPositions::kShifted;
+  c.mtp_loss_scaling_factor = 0.1;
+  c.pad_token_id = -1;
+  c.rms_norm_eps = 1.0 / 3;
+  const ModelConfig back = load(model_config_json(c, "float32"));
+  EXPECT_EQ(back.num_nextn_predict_layers, 2);
+  EXPECT_EQ(back.mtp_hidden, MtpHidden::kPostNorm);
+  EXPECT_EQ(back.mtp_positions, MtpPositions::kShifted);
+  EXPECT_EQ(back.mtp_loss_scaling_factor, 0.1);
+  EXPECT_EQ(back.pad_token_id, -1);
+  EXPECT_EQ(back.rms_norm_eps, 1.0 / 3);
+  EXPECT_EQ(back.head_dim, 128);
+  EXPECT_THROW(model_config_json(c, "int8"), Bug);
+}
+
+}  // namespace
+}  // namespace concerto

@@ -1,0 +1,291 @@
+#include "concerto/config/model_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "concerto/config/model_fields.h"
+
+namespace concerto {
+namespace {
+
+constexpr uintmax_t kMaxFileBytes = 4 << 20;
+
+const Field<ModelConfig>* find_field(const std::string& name) {
+  for (const Field<ModelConfig>& field : model_fields())
+    if (field.name == name || std::find(field.aliases.begin(), field.aliases.end(), name) != field.aliases.end())
+      return &field;
+  return nullptr;
+}
+
+class Resolver {
+ public:
+  Resolver(const std::vector<ModelSetting>& settings, const std::string& file, const std::string& prefix,
+           Faults& faults)
+      : settings_(settings), file_(file), prefix_(prefix), faults_(faults) {}
+
+  ModelConfig run() {
+    const ModelType type = model_type();
+    if (other_family_) return config_;
+    old_generation_ =
+        type == ModelType::kErnie45Moe && (given("moe_capacity") || given("moe_gate") || given("sinkhorn_2gate"));
+    config_ = default_model_config(type, old_generation_);
+    for (size_t i = 0; i < settings_.size(); ++i)
+      if (find_field(settings_[i].name) != find_field("model_type")) apply(i);
+    if (config_.num_key_value_heads == 0) config_.num_key_value_heads = config_.num_attention_heads;
+    check_capacity();
+    check_gate();
+    check_rules();
+    if (config_.head_dim == 0 && config_.num_attention_heads > 0)
+      config_.head_dim = config_.hidden_size / config_.num_attention_heads;
+    return config_;
+  }
+
+  std::map<std::string, size_t> places;  // canonical name -> setting
+
+ private:
+  void fault(const ModelSetting& at, std::string what, std::string fix) {
+    faults_.add({at.file, at.line, at.key, std::move(what), std::move(fix)});
+  }
+
+  const ModelSetting* given(const std::string& name) const {
+    for (auto it = settings_.rbegin(); it != settings_.rend(); ++it)
+      if (it->name == name) return &*it;
+    return nullptr;
+  }
+
+  ModelType model_type() {
+    const Field<ModelConfig>& field = *find_field("model_type");
+    ModelConfig read_into;
+    const ModelSetting* before = nullptr;
+    std::string before_text;
+    for (size_t i = 0; i < settings_.size(); ++i) {
+      const ModelSetting& s = settings_[i];
+      if (s.name != "model_type") continue;
+      Problem problem;
+      if (!assign(field, field.slot(read_into), s.value, problem)) {
+        // Of another family every key is foreign, and one fault says it all.
+        other_family_ = s.value.is_scalar() && nearest_name(s.value.text, {"ernie4_5", "ernie4_5_moe"}).empty();
+        if (s.value.is_scalar() && s.value.text.find("_vl") != std::string::npos) {
+          problem.fix = "Multimodal models are not supported yet";
+          other_family_ = true;
+        }
+        fault(s, problem.what, problem.fix);
+        bad_.insert("model_type");
+        return ModelType::kErnie45Moe;
+      }
+      if (before && before_text != s.value.text)
+        fault(s, fmt::format("{} here, but {} in {}", describe(s.value), before_text, before->file), "They must agree");
+      before = &s;
+      before_text = s.value.text;
+      places["model_type"] = i;
+    }
+    return read_into.model_type;
+  }
+
+  void apply(size_t i) {
+    const ModelSetting& s = settings_[i];
+    if (s.name == "rope_parameters" || s.name == "rope_scaling") return apply_rope(i);
+    if (const Field<ModelConfig>* field = find_field(s.name)) return apply_field(i, *field, s.value);
+    for (const LimitedKey& limited : limited_model_keys()) {
+      if (limited.name != s.name) continue;
+      if (!limited.passes(s.value))
+        fault(s, fmt::format("{}: {}", describe(s.value), limited.reason),
+              fmt::format("Accepted: {}", limited.accepted));
+      return;
+    }
+    if (s.key != s.name && (s.name == "dtype" || s.name == "torch_dtype"))
+      return fault(s, "does not decide the compute type of a run", "Set training.dtype");
+    const auto& ignored = ignored_model_keys();
+    if (std::find(ignored.begin(), ignored.end(), s.name) != ignored.end()) return;
+    std::vector<std::string> names;
+    for (const Field<ModelConfig>& field : model_fields()) {
+      names.push_back(field.name);
+      names.insert(names.end(), field.aliases.begin(), field.aliases.end());
+    }
+    if (!prefix_.empty()) names.insert(names.end(), {"path", "init", "init_method"});
+    const std::string near = nearest_name(s.name, names);
+    fault(s, "unknown setting", near.empty() ? "" : fmt::format("Did you mean {}{}?", prefix_, near));
+  }
+
+  void apply_field(size_t i, const Field<ModelConfig>& field, const Value& value) {
+    const ModelSetting& s = settings_[i];
+    if (field.moe_only && config_.model_type == ModelType::kErnie45) {
+      if (!bad_.contains("model_type"))
+        fault(s, "has no meaning in a dense model", "Remove it, or set model_type to ernie4_5_moe");
+      return;
+    }
+    const auto place = places.find(field.name);
+    if (place != places.end() && settings_[place->second].file == s.file && s.file != kCommandLine) {
+      if (!same_value(field, value))
+        fault(s, fmt::format("given twice, also as {}", settings_[place->second].key), "Remove one of them");
+      return;
+    }
+    places[field.name] = i;
+    if (value.is_null()) {
+      if (field.name.ends_with("_token_id")) {
+        *std::get<int64_t*>(field.slot(config_)) = -1;
+        return;
+      }
+      if (field.name == "num_key_value_heads") {
+        config_.num_key_value_heads = 0;
+        return;
+      }
+      if (field.name == "head_dim") return;  // as if missing
+    }
+    Problem problem;
+    if (assign(field, field.slot(config_), value, problem)) return;
+    fault(s, problem.what, problem.fix);
+    bad_.insert(field.name);
+  }
+
+  bool same_value(const Field<ModelConfig>& field, const Value& value) {
+    ModelConfig other = config_;
+    Problem ignored;
+    return assign(field, field.slot(other), value, ignored) &&
+           print_json(read(field.slot(other))) == print_json(read(field.slot(config_)));
+  }
+
+  // {rope_type | type: default, rope_theta: number}, or null.
+  void apply_rope(size_t i) {
+    const ModelSetting& s = settings_[i];
+    if (s.value.is_null()) return;
+    if (s.value.kind != Value::Kind::kMap)
+      return fault(s, fmt::format("expected {{rope_type: default, rope_theta: ...}}, got {}", describe(s.value)), "");
+    for (const ValueEntry& entry : s.value.entries) {
+      const Value& v = entry.value;
+      if (entry.key == "rope_theta") {
+        apply_field(i, *find_field("rope_theta"), v);
+      } else if (entry.key == "rope_type" || entry.key == "type") {
+        if (!v.is_null() && !(v.is_scalar() && v.text == "default"))
+          fault(s, fmt::format("{} {}: only rope_type default is supported yet", entry.key, describe(v)), "");
+      } else if (entry.key == "partial_rotary_factor" || (entry.key == "factor" && v.is_scalar())) {
+        if (std::strtod(v.text.c_str(), nullptr) != 1.0)
+          fault(s, fmt::format("{} {} is not supported yet", entry.key, describe(v)), "Accepted: 1");
+      } else if (!v.is_null()) {
+        fault(s, fmt::format("{} is not supported yet", describe(quoted(entry.key))),
+              "Only rope_type and rope_theta are");
+      }
+    }
+  }
+
+  // Capacity factors (reference 3.5): an expert has room for int(factor * tokens / experts) rows, so from `experts` up
+  // nothing is ever dropped. A file of the old generation without them means (64, 64, 64).
+  void check_capacity() {
+    if (!old_generation_) return;
+    const ModelSetting* s = given("moe_capacity");
+    const LimitedKey& limited = *std::find_if(limited_model_keys().begin(), limited_model_keys().end(),
+                                              [](const LimitedKey& k) { return k.name == "moe_capacity"; });
+    const std::string fix = fmt::format("Accepted: {}", limited.accepted);
+    if (!s) {
+      if (config_.moe_num_experts > 64)
+        faults_.add({file_, 0, prefix_ + "moe_capacity",
+                     fmt::format("missing, which means 64 in such a file, less than moe_num_experts = {}: {}",
+                                 config_.moe_num_experts, limited.reason),
+                     fix});
+      return;
+    }
+    std::vector<Value> factors = s->value.kind == Value::Kind::kList ? s->value.items : std::vector<Value>{s->value};
+    if (s->value.is_null()) factors.clear();
+    for (const Value& factor : factors) {
+      char* end = nullptr;
+      const double x = factor.kind == Value::Kind::kPlain ? std::strtod(factor.text.c_str(), &end) : 0;
+      if (!end || end == factor.text.c_str() || *end)
+        return fault(*s, fmt::format("expected numbers, got {}", describe(factor)), fix);
+      if (!(x >= static_cast<double>(config_.moe_num_experts)))
+        return fault(*s,
+                     fmt::format("{} is less than moe_num_experts = {}: {}", describe(factor), config_.moe_num_experts,
+                                 limited.reason),
+                     fix);
+    }
+  }
+
+  void check_gate() {
+    if (!old_generation_) return;
+    const ModelSetting* gate = given("moe_gate");
+    const ModelSetting* sinkhorn = given("sinkhorn_2gate");
+    if (!gate || gate->value.is_null())
+      faults_.add({file_, 0, prefix_ + "moe_gate",
+                   "missing, which means top2 in such a file: that gate is not supported yet",
+                   "Set it to topk if the model was trained so"});
+    const bool reads_sinkhorn = !gate || !gate->value.is_scalar() || !gate->value.text.starts_with("top");
+    const bool off = !sinkhorn || sinkhorn->value.is_null() || sinkhorn->value.text == "false";
+    if (!off && (reads_sinkhorn || gate->value.text == "top2"))
+      fault(*sinkhorn, "the Sinkhorn second choice is not supported yet", "Accepted: false");
+  }
+
+  void check_rules() {
+    for (const Rule<ModelConfig>& rule : model_rules()) {
+      const auto is_bad = [&](const std::string& key) { return bad_.contains(key); };
+      if (std::any_of(rule.keys.begin(), rule.keys.end(), is_bad) || rule.holds(config_)) continue;
+      const auto key =
+          std::find_if(rule.keys.begin(), rule.keys.end(), [&](const std::string& k) { return places.contains(k); });
+      if (key == rule.keys.end())
+        faults_.add({file_, 0, prefix_ + rule.keys[0], rule.got(config_), rule.fix});
+      else
+        fault(settings_[places.at(*key)], rule.got(config_), rule.fix);
+    }
+  }
+
+  const std::vector<ModelSetting>& settings_;
+  const std::string& file_;
+  const std::string& prefix_;
+  Faults& faults_;
+  ModelConfig config_;
+  bool old_generation_ = false, other_family_ = false;
+  std::set<std::string> bad_;  // canonical names with a fault
+};
+
+}  // namespace
+
+std::string model_field_name(const std::string& name) {
+  const Field<ModelConfig>* field = find_field(name);
+  return field ? field->name : "";
+}
+
+bool gives_every_field(const std::vector<ModelSetting>& settings) {
+  std::set<std::string> names;
+  bool dense = false;
+  for (const ModelSetting& s : settings) {
+    names.insert(model_field_name(s.name));
+    dense |= s.name == "model_type" && s.value.text == "ernie4_5";
+  }
+  const auto& fields = model_fields();
+  return std::all_of(fields.begin(), fields.end(),
+                     [&](const Field<ModelConfig>& f) { return (dense && f.moe_only) || names.contains(f.name); });
+}
+
+void read_model_file(const std::string& path, std::vector<ModelSetting>& settings, Faults& faults) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  const std::string file = fs::is_directory(path, ec) ? (fs::path(path) / "config.json").string() : path;
+  // Only regular files: a pipe or a device could block for ever.
+  if (!fs::is_regular_file(file, ec))
+    return faults.add({file, 0, "", "no such file", "Give a Hugging Face model folder or its config.json"});
+  const uintmax_t bytes = fs::file_size(file, ec);
+  if (ec || bytes > kMaxFileBytes) return faults.add({file, 0, "", "too large for a config.json", ""});
+  std::ifstream in(file, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!in) return faults.add({file, 0, "", "cannot be read", "Check its permissions"});
+  Value root;
+  SyntaxFault syntax;
+  if (!parse_json(text, root, syntax)) return faults.add({file, syntax.line, "", syntax.what, ""});
+  if (root.kind != Value::Kind::kMap)
+    return faults.add({file, 0, "", fmt::format("expected an object, got {}", describe(root)), ""});
+  if (!root.find("model_type")) faults.add({file, 0, "model_type", "missing", "Set it to ernie4_5 or ernie4_5_moe"});
+  for (ValueEntry& entry : root.entries) settings.push_back({entry.key, std::move(entry.value), file, 0, entry.key});
+}
+
+ModelConfig resolve_model(const std::vector<ModelSetting>& settings, const std::string& file, const std::string& prefix,
+                          Faults& faults, std::map<std::string, size_t>* places) {
+  Resolver resolver(settings, file, prefix, faults);
+  ModelConfig config = resolver.run();
+  if (places) *places = std::move(resolver.places);
+  return config;
+}
+
+}  // namespace concerto

@@ -1,0 +1,348 @@
+#include "concerto/config/run_config.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "concerto/config/config_test_support.h"
+#include "concerto/config/model_fields.h"
+#include "concerto/config/run_fields.h"
+
+namespace concerto {
+namespace {
+
+const char* kModel = "model: {num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4}\n";
+
+RunConfig parse(const std::string& text, const Overrides& overrides = {}) {
+  return parse_run_config(text, "run.yaml", overrides);
+}
+std::string fault_of(const std::string& text, const Overrides& overrides = {}) {
+  return error_of(ErrorCode::kConfig, [&] { parse(text, overrides); });
+}
+// The one fault of a file that holds a sound model and `text`.
+std::string one_fault(const std::string& text) {
+  const std::string message = fault_of(kModel + text);
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  return message;
+}
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(ParseRunConfig, ReadsADesignLikeFile) {
+  const RunConfig c = parse(R"(
+run: {dir: runs/quickstart, seed: 7, resume: auto}
+model: {path: tests/golden/moe-tiny, init: pretrained}
+data: {train: [{path: data/en, weight: 0.7}, {path: data/zh, weight: 0.3}, data/fr], valid: data/valid, tokenizer: data/tokenizer.model}
+training: {steps: 2000, global_batch_size: 64, micro_batch_size: 8, seq_length: 128, dtype: bf16, routing_unit: micro_batch}
+optimizer: {name: lamb, lr: 3.0e-4, schedule: wsd, wsd_decay: 1-sqrt, warmup_steps: 100, weight_decay: 0.1, clip_norm: 1}
+parallel: {tp: 1, pp: 1, vpp: 1, ep: 1, etp: 1, cp: 1, zero: 1, schedule: 1f1b, recompute: full}
+checkpoint: {every_steps: 500, every_minutes: 0, keep: 3, keep_best: false}
+monitor: {tensorboard: true, trace_steps: [10, 12]}
+backend: ref
+)");
+  EXPECT_EQ(c.run.dir, "runs/quickstart");
+  EXPECT_EQ(c.run.seed, 7);
+  EXPECT_EQ(c.model.init, InitFrom::kPretrained);
+  EXPECT_EQ(c.model.config.moe_num_experts, 16);
+  ASSERT_EQ(c.data.train.size(), 3u);
+  EXPECT_EQ(c.data.train[1].path, "data/zh");
+  EXPECT_EQ(c.data.train[1].weight, 0.3);
+  EXPECT_EQ(c.data.train[2].weight, 1.0);
+  ASSERT_EQ(c.data.valid.size(), 1u);
+  EXPECT_EQ(c.data.valid[0].path, "data/valid");
+  EXPECT_EQ(c.training.steps, 2000);
+  EXPECT_EQ(c.optimizer.name, OptimizerName::kLamb);
+  EXPECT_EQ(c.optimizer.lr, 3e-4);
+  EXPECT_EQ(c.optimizer.schedule, LrSchedule::kWsd);
+  EXPECT_EQ(c.optimizer.wsd_decay, WsdDecay::kOneMinusSqrt);
+  EXPECT_EQ(c.parallel.recompute, Recompute::kFull);
+  EXPECT_FALSE(c.checkpoint.keep_best);
+  EXPECT_EQ(c.monitor.trace_steps, (std::vector<int64_t>{10, 12}));
+  EXPECT_EQ(c.backend, "ref");
+  check_trainable(c);
+}
+
+TEST(ParseRunConfig, ReadsJson) {
+  const RunConfig c = parse(
+      "{\n  \"model\": {\"hidden_size\": 64, \"num_attention_heads\": 4},\n\t\"run\": {\"dir\": \"a \\\"b\\\"\"}\n}\n");
+  EXPECT_EQ(c.run.dir, "a \"b\"");
+  EXPECT_EQ(c.model.config.head_dim, 16);
+}
+
+TEST(ParseRunConfig, EachKindOfFault) {
+  EXPECT_EQ(one_fault("training: {stps: 3}\n"),
+            "run.yaml:2: training.stps: unknown setting. Did you mean training.steps?");
+  EXPECT_EQ(one_fault("training: {lr: 3}\n"), "run.yaml:2: training.lr: unknown setting. Did you mean optimizer.lr?");
+  EXPECT_EQ(one_fault("steps: 3\n"), "run.yaml:2: steps: unknown setting. Did you mean training.steps?");
+  EXPECT_EQ(one_fault("trainin: {steps: 3}\n"), "run.yaml:2: trainin: unknown setting. Did you mean training?");
+  EXPECT_EQ(one_fault("hidden_size: 3\n"), "run.yaml:2: hidden_size: unknown setting. Did you mean model.hidden_size?");
+  EXPECT_EQ(one_fault("xyzzyplugh: 3\n"), "run.yaml:2: xyzzyplugh: unknown setting");
+  EXPECT_EQ(one_fault("\n\ntraining:\n  steps: many\n"),
+            "run.yaml:5: training.steps: expected a whole number, got many");
+  EXPECT_EQ(one_fault("training: {steps: \"10\"}\n"),
+            "run.yaml:2: training.steps: expected a whole number, got \"10\"");
+  EXPECT_EQ(one_fault("training: {steps: 99999999999999999999}\n"),
+            "run.yaml:2: training.steps: expected a whole number, got 99999999999999999999");
+  EXPECT_EQ(one_fault("training: {steps: }\n"), "run.yaml:2: training.steps: expected a whole number, got nothing");
+  EXPECT_EQ(one_fault("training: {steps: [1]}\n"), "run.yaml:2: training.steps: expected a whole number, got a list");
+  EXPECT_TRUE(has(one_fault("optimizer: {lr: nan}\n"), "expected a number, got nan"));
+  EXPECT_TRUE(has(one_fault("optimizer: {lr: .inf}\n"), "expected a number, got .inf"));
+  EXPECT_TRUE(has(one_fault("optimizer: {lr: 1e999}\n"), "expected a number"));
+  EXPECT_TRUE(has(one_fault("optimizer: {beta1: 1}\n"), "1 is out of range. Choose 0 <= x < 1"));
+  EXPECT_TRUE(has(one_fault("optimizer: {eps: 0}\n"), "0 is out of range. Choose 0 < x <= 1"));
+  EXPECT_TRUE(has(one_fault("optimizer: {name: adamv}\n"), "adamv is not one of adamw, lamb. Did you mean adamw?"));
+  EXPECT_TRUE(has(one_fault("optimizer: {schedule: \"wsd:100\"}\n"), "Write schedule: wsd and wsd_stable_steps: 100"));
+  EXPECT_TRUE(has(one_fault("data: {shuffle: yes}\n"), "expected true or false, got yes"));
+  EXPECT_TRUE(has(one_fault("run: {dir: [a]}\n"), "expected text, got a list"));
+  EXPECT_TRUE(has(one_fault("data: {train: [{path: a, wieght: 1}]}\n"), "\"wieght\" is unknown in a source"));
+  EXPECT_TRUE(has(one_fault("data: {train: [{path: a, weight: 0}]}\n"), "weight: 0 is out of range"));
+  EXPECT_TRUE(has(one_fault("data: {train: [{path: [a]}]}\n"), "path: expected text"));
+  EXPECT_TRUE(has(one_fault("data: {train: [{weight: 2}]}\n"), "a source without a path"));
+  EXPECT_TRUE(has(one_fault("data: {train: [[a]]}\n"), "expected a path or {path: ..., weight: ...}, got a list"));
+  EXPECT_TRUE(has(one_fault("monitor: {trace_steps: 3}\n"), "expected a list of whole numbers, got 3"));
+  EXPECT_TRUE(has(one_fault("monitor: {trace_steps: [1, x]}\n"), "expected a whole number, got x"));
+  EXPECT_TRUE(has(one_fault("training: 3\n"), "training: expected a map of settings, got 3"));
+  EXPECT_TRUE(has(one_fault("run: {}\nrun: {}\n"), "run.yaml:3: run: this section is given twice"));
+  EXPECT_TRUE(has(one_fault("training: {steps: 3, steps: 4}\n"), "given twice, also as training.steps"));
+  EXPECT_TRUE(has(one_fault("max_steps: 3\ntrain_iters: 3\n"), "train_iters: given twice, also as max_steps"));
+  EXPECT_TRUE(has(one_fault("gradient_accumulation_steps: 3\n"), "Set training.global_batch_size"));
+  EXPECT_TRUE(has(fault_of("- 1\n- 2\n"), "expected sections of settings, got a list"));
+  EXPECT_TRUE(has(fault_of("a: [1\nb: }"), "YAML syntax"));
+  EXPECT_TRUE(has(fault_of(""), "model.path: no model is given"));
+  EXPECT_TRUE(has(fault_of("model: {path: no/such/folder}\n"), "run.yaml:1: model.path: no/such/folder: no such file"));
+  EXPECT_TRUE(has(fault_of("model: {hiden_size: 3}\n"),
+                  "run.yaml:1: model.hiden_size: unknown setting. Did you mean model.hidden_size?"));
+  EXPECT_TRUE(has(fault_of("model: {int: pretrained, hidden_size: 40}\n"), "Did you mean model.init?"));
+  EXPECT_TRUE(has(fault_of("model: {moe_k: 65}\n"), "run.yaml:1: model.moe_k: 65 is more than moe_num_experts = 64"));
+  EXPECT_TRUE(has(fault_of("model: {moe_gate: top2}\n"), "not supported yet"));
+  EXPECT_TRUE(has(fault_of("model: {dtype: bfloat16}\n"), "Set training.dtype"));
+  EXPECT_TRUE(has(fault_of("model: {path: tests/golden/dense-tiny, model_type: ernie4_5_moe}\n"), "They must agree"));
+}
+
+TEST(ParseRunConfig, RulesBetweenSettings) {
+  EXPECT_TRUE(has(one_fault("training: {micro_batch_size: 65}\n"), "65 is more than global_batch_size = 64"));
+  EXPECT_TRUE(has(one_fault("training: {seq_length: 131073}\n"), "max_position_embeddings = 131072"));
+  EXPECT_TRUE(has(one_fault("training: {dtype: f64}\n"), "f64 is not built for backend cpu"));
+  EXPECT_EQ(parse(std::string(kModel) + "training: {dtype: f64}\nbackend: ref\n").training.dtype, "f64");
+  EXPECT_TRUE(has(one_fault("optimizer: {warmup_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
+  EXPECT_TRUE(has(one_fault("optimizer: {wsd_stable_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
+  EXPECT_TRUE(has(one_fault("optimizer: {min_lr: 1}\n"), "1.0 is more than lr = 0.0003"));
+  for (const char* name : {"tp", "pp", "vpp", "ep", "etp", "cp"})
+    EXPECT_TRUE(has(one_fault(fmt::format("parallel: {{{}: 2}}\n", name)), "many ranks are not built yet")) << name;
+  EXPECT_TRUE(has(one_fault("parallel: {zero: 2}\n"), "many ranks are not built yet"));
+  EXPECT_TRUE(has(one_fault("monitor: {trace_steps: [1, 2, 3]}\n"), "3 numbers, wanted two"));
+  EXPECT_TRUE(has(one_fault("monitor: {trace_steps: [3, 2]}\n"), "3 is after 2"));
+  EXPECT_TRUE(has(one_fault("backend: cuda\n"), "cuda is planned, not built yet. Use cpu or ref"));
+  EXPECT_TRUE(
+      has(fault_of("model: {hidden_size: 64, num_attention_heads: 4, init: pretrained}\n"), "model.path is not given"));
+  const TempFolder folder;
+  folder.write("config.json", R"({"model_type": "ernie4_5"})");
+  EXPECT_TRUE(has(fault_of(fmt::format("model: {{path: \"{}\", init: pretrained}}\n", folder.path())),
+                  "holds no .safetensors file"));
+  // A rule does not speak of a value that is wrong by itself.
+  EXPECT_EQ(one_fault("optimizer: {min_lr: 1, lr: x}\n"), "run.yaml:2: optimizer.lr: expected a number, got x");
+}
+
+TEST(ParseRunConfig, AllAtOnce) {
+  const TempFolder folder;
+  const std::string path = folder.write("config.json", R"({"model_type": "ernie4_5_moe", "moe_k": 100})");
+  const std::string text = fault_of(
+      fmt::format("model: {{path: \"{}\", hiden_size: 3}}\ntraining:\n  stps: 3\n  dtype: f16\nbackend: cuda\n", path),
+      {{"optimizer.lr", "fast"}, {"nonsense.key", "1"}});
+  for (const char* part :
+       {"run.yaml:3: training.stps: ", "run.yaml:4: training.dtype: ", "run.yaml:5: backend: ",
+        "run.yaml:1: model.hiden_size: ", "config.json: moe_k: ",
+        "command line: optimizer.lr: expected a number, got fast", "command line: nonsense.key: unknown"})
+    EXPECT_TRUE(has(text, part)) << part << "\n" << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 6) << text;
+}
+
+TEST(ParseRunConfig, Aliases) {
+  const RunConfig c = parse(std::string(kModel) + R"(
+train_iters: 11
+max_seq_len: 12
+seed: 13
+output_dir: out
+tensor_parallel_degree: 1
+save_total_limit: 4
+lr_scheduler_type: constant_with_warmup
+training: {batch_size: 2, global_batch_size: 8}
+optimizer: {learning_rate: 0.5, adam_beta1: 0.25, clip_grad: 2, moe_gate_lr_ratio: 0.01, decay_function: half_life}
+checkpoint: {save_interval: 14}
+)");
+  EXPECT_EQ(c.training.steps, 11);
+  EXPECT_EQ(c.training.seq_length, 12);
+  EXPECT_EQ(c.run.seed, 13);
+  EXPECT_EQ(c.run.dir, "out");
+  EXPECT_EQ(c.checkpoint.keep, 4);
+  EXPECT_EQ(c.optimizer.schedule, LrSchedule::kConstant);
+  EXPECT_EQ(c.training.micro_batch_size, 2);
+  EXPECT_EQ(c.optimizer.lr, 0.5);
+  EXPECT_EQ(c.optimizer.beta1, 0.25);
+  EXPECT_EQ(c.optimizer.clip_norm, 2);
+  EXPECT_EQ(c.optimizer.router_lr_ratio, 0.01);
+  EXPECT_EQ(c.checkpoint.every_steps, 14);
+}
+
+// Every alias of the table, flat and in its section, reaches the same field as the name itself.
+TEST(ParseRunConfig, EveryAliasMeansItsField) {
+  for (const Field<RunConfig>& field : run_fields()) {
+    if (field.key() == "model.path") continue;  // read at once
+    RunConfig initial;
+    const Value value = read(field.slot(initial));
+    const std::string text = value.kind == Value::Kind::kQuoted && value.text.empty() ? "some/place" : value.text;
+    for (const std::string& alias : field.aliases) {
+      const std::string expected = run_config_yaml(parse(std::string(kModel), {{field.key(), text}}));
+      EXPECT_EQ(run_config_yaml(parse(fmt::format("{}{}: {}\n", kModel, alias, text))), expected) << alias;
+      EXPECT_EQ(run_config_yaml(parse(std::string(kModel), {{alias, text}})), expected) << alias;
+      EXPECT_EQ(run_config_yaml(parse(std::string(kModel), {{field.section + "." + alias, text}})), expected) << alias;
+    }
+  }
+}
+
+TEST(ParseRunConfig, Overrides) {
+  const std::string file = std::string(kModel) + "training: {steps: 10}\n";
+  const RunConfig c = parse(file, {{"training.steps", "20"},
+                                   {"max_steps", "30"},
+                                   {"run.dir", "a: b, [c"},
+                                   {"monitor.trace_steps", "[1, 2]"},
+                                   {"data.train", "[{path: x, weight: 2}, y]"},
+                                   {"data.valid", "z"},
+                                   {"model.moe_k", "3"},
+                                   {"backend", "ref"},
+                                   {"optimizer.schedule", "linear"},
+                                   {"data.shuffle", "false"}});
+  EXPECT_EQ(c.training.steps, 30);  // the last one wins
+  EXPECT_EQ(c.run.dir, "a: b, [c");
+  EXPECT_EQ(c.monitor.trace_steps.size(), 2u);
+  ASSERT_EQ(c.data.train.size(), 2u);
+  EXPECT_EQ(c.data.train[0].weight, 2);
+  EXPECT_EQ(c.data.valid.at(0).path, "z");
+  EXPECT_EQ(c.model.config.moe_k, 3);
+  EXPECT_EQ(c.backend, "ref");
+  EXPECT_EQ(c.optimizer.schedule, LrSchedule::kLinear);
+  EXPECT_FALSE(c.data.shuffle);
+  EXPECT_TRUE(has(fault_of(file, {{"training.stps", "1"}}),
+                  "command line: training.stps: unknown setting. Did you mean training.steps?"));
+  EXPECT_TRUE(has(fault_of(file, {{"trainin.steps", "1"}}), "Did you mean training.steps?"));
+  EXPECT_TRUE(has(fault_of(file, {{"monitor.trace_steps", "[1"}}), "YAML syntax"));
+  EXPECT_TRUE(has(fault_of(file, {{"model.moe_k", "[1"}}), "YAML syntax"));
+  // A sound override mends a faulty file's rule, and a wrong value on the command line is named there.
+  EXPECT_TRUE(has(fault_of(file, {{"optimizer.warmup_steps", "11"}}),
+                  "command line: optimizer.warmup_steps: 11 is more than training.steps = 10"));
+}
+
+TEST(ParseRunConfig, InlineFieldsOverrideTheFile) {
+  const RunConfig c = parse(
+      "model: {path: tests/golden/moe-tiny, hidden_size: 32, num_experts: 4, moe_k: 1}\ntraining: {seq_length: 16}\n");
+  EXPECT_EQ(c.model.config.hidden_size, 32);
+  EXPECT_EQ(c.model.config.head_dim, 8);
+  EXPECT_EQ(c.model.config.moe_num_experts, 4);
+  EXPECT_EQ(c.model.config.vocab_size, 256);
+  EXPECT_EQ(parse("model: {model_type: ernie4_5}\n").model.config.num_hidden_layers, 18);
+}
+
+TEST(RunConfigYaml, RoundTrips) {
+  for (const char* model : {"path: tests/golden/moe-interval2", "path: tests/golden/dense-tiny, init_method: pretrain",
+                            "hidden_size: 640, pad_token_id: null"}) {
+    RunConfig c = parse(fmt::format("model: {{{}}}\ntraining: {{seq_length: 64}}\n", model));
+    c.run.dir = "a \"quoted\" \\ path: {x}, \t# not a comment\n\x01";
+    c.run.resume = "12";
+    c.monitor.sample_prompt = "null";
+    c.data.train = {{"Dönekpfad/数据", 1.0 / 3}, {"true", 1e-300}};
+    c.optimizer.lr = 1.0 / 7;
+    c.optimizer.min_lr = 5e-324;
+    c.monitor.trace_steps = {1, 2};
+    const std::string yaml = run_config_yaml(c);
+    const RunConfig back = parse(yaml);
+    EXPECT_EQ(run_config_yaml(back), yaml);
+    EXPECT_EQ(back.run.dir, c.run.dir);
+    EXPECT_EQ(back.data.train[0].weight, 1.0 / 3);
+    EXPECT_EQ(back.optimizer.min_lr, 5e-324);
+    EXPECT_EQ(run_config_hash(back), run_config_hash(c));
+    EXPECT_TRUE(run_config_differences(back, c).empty());
+    EXPECT_EQ(run_config_yaml(parse(run_config_json(c))), yaml);
+  }
+}
+
+TEST(RunConfigYaml, StandsAloneWithoutTheModelFolder) {
+  RunConfig c = parse("model: {path: tests/golden/moe-tiny}\ntraining: {seq_length: 64}\n");
+  c.model.path = "gone";
+  EXPECT_EQ(run_config_yaml(parse(run_config_yaml(c))), run_config_yaml(c));
+}
+
+TEST(RunConfigHash, CountsWhatDecidesTheNumbers) {
+  const RunConfig a = parse(kModel);
+  RunConfig b = a;
+  b.run.dir = "elsewhere";
+  b.run.threads = 3;
+  b.backend = "ref";
+  b.data.prefetch = 7;
+  b.parallel.recompute = Recompute::kFull;
+  b.monitor.log_every_steps = 9;
+  b.checkpoint.keep = 9;
+  b.model.path = "moved";
+  EXPECT_EQ(run_config_hash(a), run_config_hash(b));
+  EXPECT_TRUE(run_config_differences(a, b).empty());
+  b.model.init = a.model.init;
+  b.training.seq_length = 256;
+  b.model.config.rope_theta = 10000;
+  EXPECT_NE(run_config_hash(a), run_config_hash(b));
+  EXPECT_EQ(run_config_differences(a, b), (std::vector<std::string>{"training.seq_length: 1024 here, 256 there",
+                                                                    "model.rope_theta: 500000.0 here, 10000.0 there"}));
+  b = a;
+  b.model.init = InitFrom::kPretrained;
+  b.model.path = "weights";
+  EXPECT_EQ(run_config_differences(a, b), (std::vector<std::string>{"model.init: \"random\" here, \"pretrained\" there",
+                                                                    "model.path: nothing here, \"weights\" there"}));
+  EXPECT_EQ(run_config_differences(b, a).size(), 2u);
+  b = a;
+  b.model.config.model_type = ModelType::kErnie45;
+  EXPECT_GT(run_config_differences(a, b).size(), 5u);
+}
+
+TEST(CheckTrainable, NamesAllThatIsMissing) {
+  const std::string text = error_of(ErrorCode::kConfig, [] { check_trainable(parse(kModel)); });
+  EXPECT_TRUE(has(text, "data.train: no training data is given") && has(text, "run.dir: no run folder is given"))
+      << text;
+}
+
+TEST(LoadRunConfig, ReadsFiles) {
+  const TempFolder folder;
+  EXPECT_EQ(load_run_config(folder.write("a.yaml", kModel), {{"training.steps", "3"}}).training.steps, 3);
+  EXPECT_TRUE(
+      has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path() + "/none.yaml", {}); }), "no such file"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path(), {}); }), "no such file"));
+  const std::string big = folder.write("big.yaml", std::string(5 << 20, '#'));
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(big, {}); }), "too large"));
+}
+
+// Broken text gives a config or an Error, nothing else.
+TEST(ParseRunConfig, GarbageNeverCrashes) {
+  std::mt19937_64 random(7);
+  const std::string seed = run_config_yaml(parse(kModel));
+  const std::string pieces = "{}[]:,#&*!|>'\"%@`-?~\n \t\\0aZ\xff\xc3";
+  int sound = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string text = round % 2 ? seed : "";
+    const int edits = 1 + static_cast<int>(random() % 20);
+    for (int i = 0; i < edits; ++i) {
+      const char piece = pieces[random() % pieces.size()];
+      if (text.empty() || random() % 3 == 0)
+        text.insert(text.begin() + static_cast<std::ptrdiff_t>(random() % (text.size() + 1)), piece);
+      else if (random() % 2)
+        text[random() % text.size()] = piece;
+      else
+        text.erase(random() % text.size(), random() % 40);
+    }
+    try {
+      parse(text);
+      ++sound;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, ErrorCode::kConfig);
+    }
+  }
+  EXPECT_LT(sound, 200);
+}
+
+}  // namespace
+}  // namespace concerto

@@ -1,0 +1,162 @@
+#include <filesystem>
+
+#include "concerto/config/run_fields.h"
+
+namespace concerto {
+namespace {
+
+using R = Rule<RunConfig>;
+
+template <int64_t ParallelSection::*Member>
+R one_rank(const char* name, const char* what) {
+  static const char* said = what;
+  return {{std::string("parallel.") + name},
+          fmt::format("parallel.{} is 1: many ranks are not built yet", name),
+          [](const RunConfig& c) { return c.parallel.*Member == 1; },
+          [](const RunConfig& c) {
+            return fmt::format("{} {}: this version runs on one rank, many ranks are not built yet", c.parallel.*Member,
+                               said);
+          },
+          "Set it to 1"};
+}
+
+bool has_weights(const std::string& folder) {
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored))
+    if (it->path().extension() == ".safetensors") return true;
+  return false;
+}
+
+}  // namespace
+
+const std::vector<Rule<RunConfig>>& run_rules() {
+  static const std::vector<R> rules = {
+      {{"model.init", "model.path"},
+       "`init: pretrained` needs a `model.path` that is a folder with .safetensors files",
+       [](const RunConfig& c) { return c.model.init != InitFrom::kPretrained || has_weights(c.model.path); },
+       [](const RunConfig& c) {
+         return c.model.path.empty() ? std::string("pretrained, but model.path is not given")
+                                     : fmt::format("pretrained, but {} holds no .safetensors file", c.model.path);
+       },
+       "Point model.path at a folder with weights, or set init to random"},
+      {{"training.micro_batch_size", "training.global_batch_size"},
+       "micro_batch_size <= global_batch_size",
+       [](const RunConfig& c) { return c.training.micro_batch_size <= c.training.global_batch_size; },
+       [](const RunConfig& c) {
+         return fmt::format("{} is more than global_batch_size = {}", c.training.micro_batch_size,
+                            c.training.global_batch_size);
+       },
+       "A micro-batch is a part of the global batch: lower it"},
+      {{"training.seq_length", "model.max_position_embeddings"},
+       "seq_length <= the model's max_position_embeddings",
+       [](const RunConfig& c) { return c.training.seq_length <= c.model.config.max_position_embeddings; },
+       [](const RunConfig& c) {
+         return fmt::format("{} is more than the model's max_position_embeddings = {}", c.training.seq_length,
+                            c.model.config.max_position_embeddings);
+       },
+       "Lower it, or raise model.max_position_embeddings"},
+      {{"training.dtype", "backend"},
+       "`dtype: f64` only with `backend: ref`",
+       [](const RunConfig& c) { return c.training.dtype != "f64" || c.backend == "ref"; },
+       [](const RunConfig& c) { return fmt::format("f64 is not built for backend {}", c.backend); },
+       "Use bf16 or f32, or backend: ref"},
+      {{"optimizer.warmup_steps", "training.steps"},
+       "warmup_steps <= training.steps",
+       [](const RunConfig& c) { return c.optimizer.warmup_steps <= c.training.steps; },
+       [](const RunConfig& c) {
+         return fmt::format("{} is more than training.steps = {}", c.optimizer.warmup_steps, c.training.steps);
+       },
+       "The warm-up is a part of the run: lower it"},
+      {{"optimizer.wsd_stable_steps", "training.steps"},
+       "wsd_stable_steps <= training.steps",
+       [](const RunConfig& c) { return c.optimizer.wsd_stable_steps <= c.training.steps; },
+       [](const RunConfig& c) {
+         return fmt::format("{} is more than training.steps = {}", c.optimizer.wsd_stable_steps, c.training.steps);
+       },
+       "Lower it, or set -1 for 0.9 of all steps"},
+      {{"optimizer.min_lr", "optimizer.lr"},
+       "min_lr <= lr",
+       [](const RunConfig& c) { return c.optimizer.min_lr <= c.optimizer.lr; },
+       [](const RunConfig& c) {
+         return fmt::format("{} is more than lr = {}", print_double(c.optimizer.min_lr), print_double(c.optimizer.lr));
+       },
+       "min_lr is where the decay ends: lower it"},
+      one_rank<&ParallelSection::tp>("tp", "tensor parallel ranks"),
+      one_rank<&ParallelSection::pp>("pp", "pipeline stages"),
+      one_rank<&ParallelSection::vpp>("vpp", "virtual stages"),
+      one_rank<&ParallelSection::ep>("ep", "expert parallel ranks"),
+      one_rank<&ParallelSection::etp>("etp", "ranks inside an expert"),
+      one_rank<&ParallelSection::cp>("cp", "context parallel ranks"),
+      {{"parallel.zero"},
+       "parallel.zero <= 1: ZeRO stages 2 and 3 come with many ranks",
+       [](const RunConfig& c) { return c.parallel.zero <= 1; },
+       [](const RunConfig& c) {
+         return fmt::format("stage {}: this version runs on one rank, many ranks are not built yet", c.parallel.zero);
+       },
+       "Set it to 0 or 1"},
+      {{"monitor.trace_steps"},
+       "trace_steps is empty, or two numbers [first, last] with first <= last",
+       [](const RunConfig& c) {
+         const auto& t = c.monitor.trace_steps;
+         return t.empty() || (t.size() == 2 && t[0] <= t[1]);
+       },
+       [](const RunConfig& c) {
+         const auto& t = c.monitor.trace_steps;
+         return t.size() != 2 ? fmt::format("{} numbers, wanted two", t.size())
+                              : fmt::format("{} is after {}", t[0], t[1]);
+       },
+       "Write [first, last], as in [10, 12]"},
+      {{"backend"},
+       "`backend: cuda` is planned and refused",
+       [](const RunConfig& c) { return c.backend != "cuda"; },
+       [](const RunConfig&) { return std::string("cuda is planned, not built yet"); },
+       "Use cpu or ref"},
+  };
+  return rules;
+}
+
+const std::vector<Rule<RunConfig>>& training_rules() {
+  static const std::vector<R> rules = {
+      {{"data.train"},
+       "`train` needs data.train",
+       [](const RunConfig& c) { return !c.data.train.empty(); },
+       [](const RunConfig&) { return std::string("no training data is given"); },
+       "Give the prefix of a .bin/.idx pair; `concerto data pack` makes one"},
+      {{"run.dir"},
+       "`train` needs run.dir",
+       [](const RunConfig& c) { return !c.run.dir.empty(); },
+       [](const RunConfig&) { return std::string("no run folder is given"); },
+       "Give a folder, as in runs/first"},
+  };
+  return rules;
+}
+
+const std::vector<ForeignName>& foreign_names() {
+  static const std::vector<ForeignName> names = {
+      {"gradient_accumulation_steps", "Set training.global_batch_size to micro_batch_size x accumulation steps"},
+      {"num_train_epochs", "A run is counted in steps: set training.steps"},
+      {"warmup_ratio", "Set optimizer.warmup_steps to the ratio x training.steps"},
+      {"lr_warmup_fraction", "Set optimizer.warmup_steps to the fraction x training.steps"},
+      {"decay_steps", "The decay ends with the run: set training.steps"},
+      {"lr_decay_iters", "The decay ends with the run: set training.steps"},
+      {"bf16", "Set training.dtype to bf16 or f32"},
+      {"fp16", "fp16 is not supported; set training.dtype to bf16 or f32"},
+      {"input_dir", "List the prefixes in data.train as {path, weight}"},
+      {"data_path", "List the prefixes in data.train as {path, weight}"},
+      {"train_data_path", "List the prefixes in data.train as {path, weight}"},
+      {"train_dataset_path", "Pack the files with `concerto data pack` and list the prefixes in data.train"},
+      {"eval_dataset_path", "Pack the files with `concerto data pack` and list the prefixes in data.valid"},
+      {"split", "Pack the held-out text apart and list it in data.valid"},
+      {"sharding", "Set parallel.zero to 0 or 1"},
+      {"sharding_parallel_size", "Data ranks follow from the number of ranks; many ranks are not built yet"},
+      {"sharding_parallel_degree", "Data ranks follow from the number of ranks; many ranks are not built yet"},
+      {"resume_from_checkpoint", "Set run.resume to auto, never or the path of a checkpoint"},
+      {"max_evaluate_steps", "Set training.eval_batches, in micro-batches"},
+      {"eval_iters", "Set training.eval_batches, in micro-batches"},
+      {"fine_tuning", "Training is always full; LoRA is not built yet"},
+      {"use_recompute", "Set parallel.recompute to none, selective or full"},
+  };
+  return names;
+}
+
+}  // namespace concerto
