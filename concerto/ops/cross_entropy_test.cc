@@ -1,0 +1,190 @@
+#include "concerto/ops/cross_entropy.h"
+
+#include <cmath>
+
+#include "concerto/ops/op_test.h"
+
+namespace concerto::test {
+namespace {
+
+struct Loss {
+  int64_t tokens, vocab;
+  Values logits, targets;
+  double scale = 0.25;
+};
+
+Body loss_body(const Loss& s, bool gradient) {
+  return [=](OpRun& r) {
+    const double token = 1 + 2 * largest(s.logits) + std::log(static_cast<double>(s.vocab));
+    const Bound sum{.length = s.vocab, .norm = token * static_cast<double>(s.tokens + 1)};
+    cross_entropy(r.context(), {.logits = r.in(Kind::kStat, {s.tokens, s.vocab}, s.logits),
+                                .targets = r.in(Kind::kI32, {s.tokens}, s.targets),
+                                .scale = s.scale,
+                                .loss_sum = r.inout("loss_sum", Kind::kF64, {1}, {3.5}, sum),
+                                .dlogits = gradient ? r.out("dlogits", Kind::kCompute, {s.tokens, s.vocab},
+                                                            {.length = s.vocab, .norm = s.scale * token})
+                                                    : View{},
+                                .token_loss = gradient ? r.out("token_loss", Kind::kStat, {s.tokens},
+                                                               {.length = s.vocab, .norm = token})
+                                                       : View{}});
+  };
+}
+
+std::vector<Loss> cases() {
+  std::vector<Loss> all;
+  for (const auto& [tokens, vocab] : {std::pair<int64_t, int64_t>{1, 1}, {5, 33}, {0, 8}, {20, 64}, {3, 1000}}) {
+    Loss s{tokens, vocab, normal("logits", tokens * vocab, 3), {}};
+    for (int64_t t = 0; t < tokens; ++t)
+      s.targets.push_back(t % 4 == 1 ? -100.0 : static_cast<double>((t * 7 + 3) % vocab));
+    all.push_back(s);
+  }
+  all.push_back({4, 9, normal("logits", 36), Values(4, -100.0)});
+  all.push_back({4, 9, normal("logits", 36, 300), integers({0, 8, 3, -1})});  // exp would overflow
+  return all;
+}
+
+class CrossEntropyOp : public OpTest {};
+
+TEST_P(CrossEntropyOp, LossAndGradient) {
+  for (const Loss& s : cases())
+    for (const bool gradient : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} x {}, gradient {}", s.tokens, s.vocab, gradient));
+      check_op(GetParam(), loss_body(s, gradient), true);
+    }
+}
+
+TEST_P(CrossEntropyOp, IgnoredTokensAreExactlyZero) {
+  const Loss s{2, 5, normal("logits", 10), integers({-100, 2})};
+  const Outputs got = run_op(backend(), type(), type(), 2, loss_body(s, true));
+  EXPECT_EQ(got.at("token_loss").values[0], 0);
+  EXPECT_EQ(slice(got.at("dlogits").values, 0, 5), Values(5));
+  EXPECT_GT(got.at("token_loss").values[1], 0);
+}
+
+// Where the types agree the gradient may overwrite the logits.
+TEST_P(CrossEntropyOp, InPlace) {
+  if (type() != stat()) return;
+  for (const Loss& s : cases()) {
+    const Values apart = run_op(backend(), type(), type(), 2, loss_body(s, true)).at("dlogits").values;
+    const Values same = run_op(backend(), type(), type(), 2,
+                               [&](OpRun& r) {
+                                 const View z = r.inout("z", Kind::kStat, {s.tokens, s.vocab}, s.logits);
+                                 cross_entropy(r.context(), {.logits = z,
+                                                             .targets = r.in(Kind::kI32, {s.tokens}, s.targets),
+                                                             .scale = s.scale,
+                                                             .loss_sum = r.inout("loss_sum", Kind::kF64, {1}, {0}),
+                                                             .dlogits = z,
+                                                             .token_loss = {}});
+                               })
+                            .at("z")
+                            .values;
+    EXPECT_TRUE(same_bits(apart, same));
+  }
+}
+CONCERTO_ON_EVERY_BACKEND(CrossEntropyOp);
+
+struct Head {
+  int64_t tokens, hidden, vocab;
+  Values x, w, bias, targets;
+  double scale = 0.125;
+};
+
+Head make_head(int64_t tokens, int64_t hidden, int64_t vocab) {
+  Head s{tokens, hidden, vocab, normal("x", tokens * hidden), normal("w", vocab * hidden), normal("bias", vocab), {}};
+  for (int64_t t = 0; t < tokens; ++t)
+    s.targets.push_back(t % 5 == 2 ? -100.0 : static_cast<double>((t * 11 + 1) % vocab));
+  return s;
+}
+
+Body head_body(const Head& s, bool bias, bool gradient, double start = 0) {
+  return [=](OpRun& r) {
+    const int64_t T = s.tokens, H = s.hidden, V = s.vocab;
+    const double logit = largest_row_norm(s.x, H) * largest_row_norm(s.w, H) + largest(s.bias),
+                 token = 1 + 2 * logit + std::log(static_cast<double>(V));
+    const double slip = s.scale * (logit + token);  // of a dlogit, in roundings
+    // dlogits are rounded to the compute type; their norm over a row is below 2 * scale.
+    const Bound dx{.length = V, .norm = slip * largest_row_norm(s.w, H), .rounds_inside = true};
+    const Bound dw{.length = V, .norm = slip * largest(s.x) * static_cast<double>(T) + start, .rounds_inside = true};
+    head_loss(
+        r.context(),
+        {.x = r.in(Kind::kCompute, {T, H}, s.x, 3),
+         .w = r.in(Kind::kCompute, {V, H}, s.w),
+         .bias = bias ? r.in(Kind::kStat, {V}, s.bias) : View{},
+         .targets = r.in(Kind::kI32, {T}, s.targets),
+         .scale = s.scale,
+         .loss_sum =
+             r.inout("loss_sum", Kind::kF64, {1}, {0}, {.length = V, .norm = token * static_cast<double>(T + 1)}),
+         .dx = gradient ? r.out("dx", Kind::kCompute, {T, H}, dx, 2) : View{},
+         .dw = gradient ? r.inout("dw", Kind::kStat, {V, H}, Values(static_cast<size_t>(V * H), start), dw) : View{},
+         .db = gradient && bias ? r.inout("db", Kind::kStat, {V}, Values(static_cast<size_t>(V), start), dw) : View{},
+         .token_loss = r.out("token_loss", Kind::kStat, {T}, {.length = V, .norm = token})});
+  };
+}
+
+class HeadLossOp : public OpTest {};
+
+TEST_P(HeadLossOp, LossAndGradient) {
+  for (const auto& [tokens, hidden, vocab] : {std::array<int64_t, 3>{1, 1, 1}, {5, 33, 17}, {0, 8, 8}, {40, 16, 64}})
+    for (const bool bias : {false, true})
+      for (const bool gradient : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} x {} x {}, bias {}, gradient {}", tokens, hidden, vocab, bias, gradient));
+        check_op(GetParam(), head_body(make_head(tokens, hidden, vocab), bias, gradient, 0.5));
+      }
+}
+
+// A vocabulary that gives chunks of 64 tokens: two chunks are the sum of their parts, bit for bit.
+TEST_P(HeadLossOp, Chunks) {
+  const int64_t hidden = 3, vocab = 16500;
+  const Head all = make_head(70, hidden, vocab);
+  const auto part = [&](int64_t begin, int64_t count) {
+    Head s = all;
+    s.tokens = count;
+    s.x = slice(all.x, begin * hidden, count * hidden);
+    s.targets = slice(all.targets, begin, count);
+    return run_op(backend(), type(), type(), 2, head_body(s, true, true));
+  };
+  const Outputs whole = part(0, 70), first = part(0, 64), second = part(64, 6);
+  Values dx = first.at("dx").values;
+  dx.insert(dx.end(), second.at("dx").values.begin(), second.at("dx").values.end());
+  EXPECT_TRUE(same_bits(whole.at("dx").values, dx));
+  EXPECT_TRUE(same_bits(slice(whole.at("token_loss").values, 64, 6), second.at("token_loss").values));
+  EXPECT_NEAR(whole.at("loss_sum").values[0], first.at("loss_sum").values[0] + second.at("loss_sum").values[0], 1e-10);
+}
+CONCERTO_ON_EVERY_BACKEND(HeadLossOp);
+
+TEST(HeadLossMemory, NeverAllLogits) {
+  for (const int64_t vocab : {512, 32000, 103424}) {
+    OpRun small(find_backend("ref"), DType::kF32, DType::kF32, 1, -1),
+        large(find_backend("ref"), DType::kF32, DType::kF32, 1, -1);
+    head_body({8192, 4, vocab, {}, {}, {}, {}}, false, true)(small);
+    head_body({int64_t{1} << 20, 4, vocab, {}, {}, {}, {}}, false, true)(large);
+    EXPECT_EQ(small.scratch_used(), large.scratch_used());
+    EXPECT_LE(large.scratch_used(), std::max(int64_t{8} << 20, 64 * vocab * 4));
+  }
+}
+
+TEST(HeadLossGradient, FiniteDifferences) {
+  Head s = make_head(4, 3, 5);
+  const auto loss = [&](const Values& x, const Values& w, const Values& bias) {
+    Head h = s;
+    h.x = x, h.w = w, h.bias = bias;
+    return s.scale * output_f64(head_body(h, true, false), "loss_sum")[0];
+  };
+  const Outputs back = run_f64(head_body(s, true, true));
+  check_gradient("dx", s.x, back.at("dx").values, [&](const Values& v) { return loss(v, s.w, s.bias); });
+  check_gradient("dw", s.w, back.at("dw").values, [&](const Values& v) { return loss(s.x, v, s.bias); });
+  check_gradient("db", s.bias, back.at("db").values, [&](const Values& v) { return loss(s.x, s.w, v); });
+}
+
+TEST(CrossEntropyValue, UniformIsLogOfTheVocabulary) {
+  const Outputs got = run_f64(loss_body({1, 8, Values(8, 2.0), {3}}, true));
+  EXPECT_NEAR(got.at("loss_sum").values[0], 3.5 + std::log(8.0), 1e-14);
+  EXPECT_DOUBLE_EQ(got.at("dlogits").values[3], 0.25 * (1.0 / 8 - 1));
+}
+
+TEST(CrossEntropyChecks, RefRefusesATargetOverTheVocabulary) {
+  EXPECT_THROW(run_f64(loss_body({1, 8, Values(8), {8}}, true)), Bug);
+}
+
+}  // namespace
+}  // namespace concerto::test

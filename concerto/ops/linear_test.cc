@@ -1,0 +1,120 @@
+#include "concerto/ops/linear.h"
+
+#include "concerto/ops/op_test.h"
+
+namespace concerto::test {
+namespace {
+
+struct Sizes {
+  int64_t rows, in, out;
+};
+constexpr Sizes kSizes[] = {{1, 1, 1}, {7, 33, 65}, {16, 64, 48}, {5, 16, 130}, {0, 8, 8}, {130, 31, 17}};
+
+class Linear : public OpTest {};
+
+TEST_P(Linear, Forward) {
+  for (const auto [rows, in, out] : kSizes)
+    for (const bool with_bias : {false, true})
+      for (const Kind kind : {Kind::kCompute, Kind::kStat}) {
+        SCOPED_TRACE(fmt::format("{} x {} x {} bias {}", rows, in, out, with_bias));
+        const Values x = normal("x", rows * in), w = normal("w", out * in), b = normal("b", out);
+        const int64_t gap = with_bias ? 3 : 0;
+        check_op(GetParam(), [&](OpRun& r) {
+          const Bound bound{.length = in, .norm = largest_row_norm(x, in) * largest_row_norm(w, in) + largest(b)};
+          linear_forward(r.context(), {.x = r.in(Kind::kCompute, {rows, in}, x, gap),
+                                       .w = r.in(Kind::kCompute, {out, in}, w),
+                                       .bias = with_bias ? r.in(Kind::kStat, {out}, b) : View{},
+                                       .y = r.out("y", kind, {rows, out}, bound, gap)});
+        });
+      }
+}
+
+TEST_P(Linear, BackwardInput) {
+  for (const auto [rows, in, out] : kSizes)
+    for (const bool accumulate : {false, true})
+      for (const Kind kind : {Kind::kCompute, Kind::kStat}) {
+        SCOPED_TRACE(fmt::format("{} x {} x {} accumulate {}", rows, in, out, accumulate));
+        const Values dy = normal("dy", rows * out), w = normal("w", out * in), start = normal("dx", rows * in);
+        const int64_t gap = accumulate ? 5 : 0;
+        check_op(GetParam(), [&](OpRun& r) {
+          double w_norm = 0;  // of a column
+          for (int64_t k = 0; k < in; ++k) {
+            double sum = 0;
+            for (int64_t n = 0; n < out; ++n) sum += w[n * in + k] * w[n * in + k];
+            w_norm = std::max(w_norm, std::sqrt(sum));
+          }
+          const Bound bound{.length = out, .norm = largest_row_norm(dy, out) * w_norm + largest(start)};
+          linear_backward_input(r.context(), {.dy = r.in(Kind::kCompute, {rows, out}, dy, gap),
+                                              .w = r.in(Kind::kCompute, {out, in}, w),
+                                              .dx = accumulate ? r.inout("dx", kind, {rows, in}, start, bound, gap)
+                                                               : r.out("dx", kind, {rows, in}, bound, gap),
+                                              .accumulate = accumulate});
+        });
+      }
+}
+
+TEST_P(Linear, BackwardWeight) {
+  for (const auto [rows, in, out] : kSizes)
+    for (const bool with_bias : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} x {} x {} bias {}", rows, in, out, with_bias));
+      const Values x = normal("x", rows * in), dy = normal("dy", rows * out);
+      const Values dw = normal("dw", out * in), db = normal("db", out);
+      const int64_t gap = with_bias ? 3 : 0;
+      check_op(GetParam(), [&](OpRun& r) {
+        const Bound bound{.length = rows, .norm = largest(x) * largest(dy) * std::sqrt(static_cast<double>(rows)) + 4};
+        linear_backward_weight(r.context(), {.x = r.in(Kind::kCompute, {rows, in}, x, gap),
+                                             .dy = r.in(Kind::kCompute, {rows, out}, dy, gap),
+                                             .dw = r.inout("dw", Kind::kStat, {out, in}, dw, bound),
+                                             .db = with_bias ? r.inout("db", Kind::kStat, {out}, db, bound) : View{}});
+      });
+    }
+}
+CONCERTO_ON_EVERY_BACKEND(Linear);
+
+TEST(LinearGradient, FiniteDifferences) {
+  const int64_t rows = 3, in = 5, out = 4;
+  const Values x = normal("x", rows * in), w = normal("w", out * in), b = normal("b", out),
+               dy = normal("dy", rows * out);
+  const auto loss = [&](const Values& x, const Values& w, const Values& b) {
+    return dot(dy, output_f64(
+                       [&](OpRun& r) {
+                         linear_forward(r.context(), {.x = r.in(Kind::kCompute, {rows, in}, x),
+                                                      .w = r.in(Kind::kCompute, {out, in}, w),
+                                                      .bias = r.in(Kind::kStat, {out}, b),
+                                                      .y = r.out("y", Kind::kCompute, {rows, out})});
+                       },
+                       "y"));
+  };
+  const Outputs back = run_f64([&](OpRun& r) {
+    const View dy_view = r.in(Kind::kCompute, {rows, out}, dy);
+    linear_backward_input(
+        r.context(),
+        {.dy = dy_view, .w = r.in(Kind::kCompute, {out, in}, w), .dx = r.out("dx", Kind::kCompute, {rows, in})});
+    linear_backward_weight(r.context(), {.x = r.in(Kind::kCompute, {rows, in}, x),
+                                         .dy = dy_view,
+                                         .dw = r.inout("dw", Kind::kStat, {out, in}, Values(out * in)),
+                                         .db = r.inout("db", Kind::kStat, {out}, Values(out))});
+  });
+  check_gradient("dx", x, back.at("dx").values, [&](const Values& v) { return loss(v, w, b); });
+  check_gradient("dw", w, back.at("dw").values, [&](const Values& v) { return loss(x, v, b); });
+  check_gradient("db", b, back.at("db").values, [&](const Values& v) { return loss(x, w, v); });
+}
+
+TEST(LinearChecks, ShapesTypesAndAliasing) {
+  const auto call = [](Shape w, Kind y_kind, bool alias) {
+    run_f64([&](OpRun& r) {
+      const View x = r.inout("x", Kind::kCompute, {2, 3}, Values(6));
+      linear_forward(r.context(), {.x = x,
+                                   .w = r.in(Kind::kCompute, w, Values(w.elements())),
+                                   .bias = {},
+                                   .y = alias ? x : r.out("y", y_kind, {2, 3})});
+    });
+  };
+  EXPECT_NO_THROW(call({3, 3}, Kind::kCompute, false));
+  EXPECT_THROW(call({3, 4}, Kind::kCompute, false), Bug);
+  EXPECT_THROW(call({3, 3}, Kind::kI32, false), Bug);
+  EXPECT_THROW(call({3, 3}, Kind::kCompute, true), Bug);
+}
+
+}  // namespace
+}  // namespace concerto::test
