@@ -11,7 +11,8 @@ run=build/check_run
 rm -rf "$run"
 
 scripts/prepare_quickstart.sh
-for config in examples/*.yaml; do "$concerto" config check "$config"; done
+"$concerto" config check examples/quickstart.yaml
+"$concerto" config check examples/dense.yaml
 "$concerto" train examples/quickstart.yaml --run.dir="$run" --training.steps="$steps" --optimizer.warmup_steps=2 \
   --training.eval_batches=2 --monitor.trace_steps="[2, 3]"
 python3 - "$run" "$steps" <<'END'
@@ -30,4 +31,5 @@ print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {steps} steps, valid {valid[
 END
 "$concerto" checkpoint verify "$run/latest"
 "$concerto" generate --model "$run/model" --prompt "In the beginning" --max-tokens 8
+"$concerto" train examples/sft.yaml --run.dir="$run/sft" --model.path="$run/model" --training.steps=6
 echo "run: whole"
