@@ -78,12 +78,16 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
   return text;
 }
 
+void write_file(const std::string& path, std::string_view text) {
+  FileWriter writer(path);
+  writer.write(text.data(), text.size());
+  writer.finish();
+}
+
 void write_file_atomic(const std::string& path, std::string_view text) {
   const std::string temporary = path + ".tmp";
   try {
-    FileWriter writer(temporary);
-    writer.write(text.data(), text.size());
-    writer.finish();
+    write_file(temporary, text);
     rename_path(temporary, path);
   } catch (...) {
     ::unlink(temporary.c_str());

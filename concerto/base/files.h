@@ -20,6 +20,9 @@ std::string read_text_file(const std::string& path, int64_t max_bytes = int64_t{
 // PATH.tmp, sync, rename, sync of the folder: afterwards `path` holds all of `text`, or what it held before.
 void write_file_atomic(const std::string& path, std::string_view text);
 
+// Synced, but under its final name from the start: for files inside a StagedDirectory.
+void write_file(const std::string& path, std::string_view text);
+
 bool path_exists(const std::string& path);  // anything of that name, a dangling link too
 bool is_directory(const std::string& path);
 void make_directories(const std::string& path);  // with parents; fine if it is there

@@ -75,8 +75,8 @@ std::string hash_text(uint64_t hash) { return fmt::format("{}{:016x}", kPrefix, 
 std::optional<uint64_t> parse_hash_text(std::string_view text) {
   if (!text.starts_with(kPrefix) || text.size() != kPrefix.size() + 16) return std::nullopt;
   uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data() + kPrefix.size(), text.data() + text.size(), value, 16);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  const auto error = std::from_chars(text.data() + kPrefix.size(), text.data() + text.size(), value, 16).ec;
+  if (error != std::errc() || hash_text(value) != text) return std::nullopt;  // one spelling: no upper case
   return value;
 }
 

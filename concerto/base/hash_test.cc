@@ -38,7 +38,8 @@ TEST(Hash, EveryBitCounts) {
 TEST(Hash, TextRoundTrip) {
   EXPECT_EQ(hash_text(0x1234), "xxh64:0000000000001234");
   EXPECT_EQ(parse_hash_text(hash_text(~uint64_t{0})), ~uint64_t{0});
-  for (const char* bad : {"", "xxh64:", "md5:0000000000001234", "xxh64:000000000000123", "xxh64:000000000000123g"})
+  for (const char* bad : {"", "xxh64:", "md5:0000000000001234", "xxh64:000000000000123", "xxh64:000000000000123g",
+                          "xxh64:00000000000000AB"})
     EXPECT_FALSE(parse_hash_text(bad)) << bad;
 }
 
