@@ -90,7 +90,7 @@ class SafetensorsWriter {
   // The next tensor of tensors(), from a dense view of the same number of elements, converted to the declared type.
   // Returns the hash of its bytes in the file.
   uint64_t write(const View& source);
-  void finish();  // all tensors written: sync and rename
+  void finish();  // all tensors written: sync and rename; the folder is the caller's to sync
   uint64_t header_hash() const { return header_hash_; }
   int64_t bytes() const { return file_->bytes(); }
 

@@ -184,7 +184,6 @@ void SafetensorsWriter::finish() {
   file_->finish();
   rename_path(path_ + ".tmp", path_);
   finished_ = true;
-  sync_directory(parent_directory(path_));
 }
 
 }  // namespace concerto

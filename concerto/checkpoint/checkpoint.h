@@ -1,0 +1,124 @@
+// Checkpoints of a run: RUNDIR/checkpoint-N/ for step N, and RUNDIR/latest, a text file with the name of the newest.
+// Format: docs/checkpoint_format.md.
+//
+//   manifest.json                      what is here: step, cursor, and of every tensor its name, shape, dtype, slice,
+//   file, hash, expert id config.json                        the model, as Hugging Face writes it
+//   weights-0000I-of-0000N.safetensors     tensors "weight.<HF name>": master weights
+//   optimizer-0000I-of-0000N.safetensors   everything else: "moment1.<HF name>", "moment2.<HF name>"
+//
+// A checkpoint is written as checkpoint-N.tmp, synced and renamed: a half-written one never has a checkpoint's name.
+// Every byte of it is covered by a hash, which loading checks. Tensors have global names and experts global ids,
+// whatever the layout of the ranks.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "concerto/checkpoint/safetensors.h"
+#include "concerto/tensor/view.h"
+
+namespace concerto {
+
+constexpr std::string_view kWeightPrefix = "weight.", kMoment1Prefix = "moment1.", kMoment2Prefix = "moment2.";
+
+struct NamedTensor {
+  std::string name;  // with one of the prefixes
+  View view;         // dense
+  int expert = -1;   // global expert id, -1: none
+};
+
+// All of a run's state that is not a tensor.
+struct CheckpointMeta {
+  int64_t step = 0;                  // optimizer steps done
+  int64_t samples = 0;               // data cursor: sequences consumed
+  std::string config_hash;           // run_config_hash; empty: fits any run (an imported model)
+  std::string model_config;          // text of config.json
+  std::string tokenizer;             // path of the tokenizer, for export; may be empty
+  bool weights_only = false;         // no optimizer state: training starts it from zero
+  std::vector<double> loss_history;  // the last losses, oldest first, for spike detection
+  std::optional<double> valid_loss;  // of this very step
+  double best_valid_loss = std::numeric_limits<double>::infinity();  // of the run so far
+  int64_t best_step = -1;
+  std::map<std::string, double> counters;  // whatever else must go on after a resume (tokens seen, batches skipped)
+};
+
+struct CheckpointTensor {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::kF32;
+  int expert = -1;
+  size_t file = 0;    // index into files()
+  uint64_t hash = 0;  // of its bytes
+};
+
+// Writes run_dir/checkpoint-<meta.step>, replacing one of the same step, then `latest`; returns its path. Streams: no
+// second copy of the tensors is made. If anything fails (full disk, I/O error): Error(kIo), the temporary folder is
+// removed, older checkpoints and `latest` are untouched, and the run can go on.
+std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& meta,
+                            std::span<const NamedTensor> tensors, int64_t max_shard_bytes = 4'000'000'000);
+
+// An open checkpoint: manifest read and checked, files opened and compared with it. Every fault is Error(kCheckpoint)
+// with the path.
+class CheckpointReader {
+ public:
+  explicit CheckpointReader(const std::string& path);
+  const std::string& path() const { return path_; }
+  int64_t sequence() const { return sequence_; }
+  const CheckpointMeta& meta() const { return meta_; }
+  const std::vector<CheckpointTensor>& tensors() const { return tensors_; }
+  const std::vector<SafetensorsFile>& files() const { return files_; }
+  const CheckpointTensor* find(const std::string& name) const;
+  // Copies a tensor into a dense view of its shape (float types convert) and checks its hash. Error(kCheckpoint) names
+  // the tensor.
+  void read(const std::string& name, const View& target) const;
+  void verify() const;  // the hash of every tensor
+
+ private:
+  std::string path_;
+  int64_t sequence_ = 0;
+  CheckpointMeta meta_;
+  std::vector<CheckpointTensor> tensors_;
+  std::vector<SafetensorsFile> files_;
+  std::unordered_map<std::string_view, size_t> index_;
+};
+
+// Fills every tensor and `meta`. Tensors missing, extra, or of another shape, dtype or expert id are named all at once
+// in one Error(kCheckpoint), before anything is written; a wrong hash is one too. From a weights_only checkpoint the
+// other tensors are set to zero.
+void load_checkpoint(const std::string& path, CheckpointMeta& meta, std::span<const NamedTensor> tensors);
+
+struct CheckpointInfo {
+  std::string path;
+  int64_t step = 0;
+  int64_t sequence = 0;  // order of saving
+  std::optional<double> valid_loss;
+  std::string fault;  // empty: its manifest and files are in order
+};
+
+// The checkpoints of a run by ascending step, damaged ones with their fault (hashes of tensors are not read). Temporary
+// folders are not listed.
+std::vector<CheckpointInfo> list_checkpoints(const std::string& run_dir);
+
+struct LatestCheckpoint {
+  std::string path;  // empty: none is whole
+  int64_t step = -1;
+  std::vector<std::string> skipped;  // later ones that are damaged, one line each with the reason
+};
+// The whole checkpoint that was saved last, every hash verified. (Not simply the one of the highest step: a run may go
+// back to an older one.)
+LatestCheckpoint find_latest(const std::string& run_dir);
+
+// Removes whole checkpoints but the `keep` (>= 1) saved last and, with keep_best, the one of lowest valid_loss; and
+// what a crash left half written or half removed. Damaged ones do not count and stay, for a person to look at. Returns
+// the removed paths.
+std::vector<std::string> remove_old_checkpoints(const std::string& run_dir, int64_t keep, bool keep_best);
+
+std::string checkpoint_path(const std::string& run_dir, int64_t step);
+
+}  // namespace concerto

@@ -1,0 +1,227 @@
+#include "concerto/checkpoint/hf_folder.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "concerto/base/json.h"
+
+namespace concerto {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr std::string_view kCorrectionBias = ".mlp.moe_statics.e_score_correction_bias";
+constexpr std::string_view kCorrectionBiasInMemory = ".mlp.gate.moe_statics.e_score_correction_bias";
+constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
+
+// What the tokenizers of ERNIE 4.5 and of this project consist of.
+constexpr const char* kTokenizerFiles[] = {"tokenizer.model",         "tokenizer_config.json", "tokenizer.json",
+                                           "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
+                                           "generation_config.json"};
+
+bool is_float(DType t) { return t == DType::kF32 || t == DType::kF64 || t == DType::kBF16 || t == DType::kF16; }
+bool is_mtp(std::string_view name) { return name.starts_with("model.mtp_"); }
+
+// The file's name of a tensor under the name that specs use.
+std::string canonical_name(std::string_view name) {
+  std::string text(name);
+  if (text.ends_with(kCorrectionBiasInMemory))
+    text.replace(text.size() - kCorrectionBiasInMemory.size(), std::string::npos, kCorrectionBias);
+  return text;
+}
+
+// A file of the folder itself: an index must not reach outside.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string("/\0", 2)) == std::string::npos;
+}
+
+std::string listing(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += "\n  " + line;
+  return text;
+}
+
+}  // namespace
+
+HfWeights::HfWeights(const std::string& dir) : dir_(dir) {
+  const std::string single = dir + "/" + kSingleFile, index = dir + "/" + kIndexFile;
+  if (path_exists(single))
+    files_.emplace_back(single);
+  else if (path_exists(index))
+    open_sharded(index);
+  else
+    throw Error(ErrorCode::kModel, dir, fmt::format("holds neither {} nor {}", kSingleFile, kIndexFile),
+                "Give a folder as Hugging Face's save_pretrained writes it.");
+  for (const SafetensorsFile& file : files_)
+    for (const SafetensorsEntry& entry : file.entries())
+      index_.emplace(entry.name, &entry);  // no name comes twice: an index lists one shard for each
+}
+
+void HfWeights::open_sharded(const std::string& index_path) {
+  const json index = parse_json(read_text_file(index_path), ErrorCode::kModel, index_path);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    throw Error(ErrorCode::kModel, index_path, "has no object \"weight_map\"");
+  std::map<std::string, std::vector<std::string>> shards;  // file -> tensors
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    if (!file.is_string() || !is_plain_name(file.get_ref<const std::string&>()))
+      throw Error(ErrorCode::kModel, index_path,
+                  "the shard of " + json_quote(name) + " is not the name of a file beside it");
+    shards[file.get_ref<const std::string&>()].push_back(name);
+  }
+  std::vector<std::string> faults;
+  for (const auto& [file, names] : shards) {
+    const std::string path = dir_ + "/" + file;
+    if (!path_exists(path)) {
+      faults.push_back(fmt::format("shard {} is missing ({} tensors)", file, names.size()));
+      continue;
+    }
+    files_.emplace_back(path);
+    const std::unordered_set<std::string_view> listed(names.begin(), names.end());
+    for (const std::string& name : names)
+      if (!files_.back().find(name)) faults.push_back(json_quote(name) + " is listed but not in " + file);
+    for (const SafetensorsEntry& entry : files_.back().entries())
+      if (!listed.contains(entry.name))
+        faults.push_back(json_quote(entry.name) + " is in " + file + " but not listed for it");
+  }
+  if (!faults.empty())
+    throw Error(ErrorCode::kModel, index_path,
+                fmt::format("does not match its shards ({} faults):{}", faults.size(), listing(faults)));
+}
+
+const SafetensorsEntry* HfWeights::find(const std::string& name) const {
+  auto it = index_.find(name);
+  if (it == index_.end() && name.ends_with(kCorrectionBias)) {
+    std::string other = name;
+    other.replace(other.size() - kCorrectionBias.size(), std::string::npos, kCorrectionBiasInMemory);
+    it = index_.find(other);
+  }
+  return it == index_.end() ? nullptr : it->second;
+}
+
+void HfWeights::read(const std::string& name, const View& target) const {
+  const SafetensorsEntry* entry = find(name);
+  if (!entry) throw Error(ErrorCode::kModel, dir_, "tensor " + json_quote(name) + " is missing");
+  if (!(entry->shape == target.shape))
+    throw Error(ErrorCode::kModel, dir_,
+                fmt::format("tensor {} has shape {}, the config wants {}", json_quote(name), entry->shape.str(),
+                            target.shape.str()));
+  copy_tensor(*entry, target);
+}
+
+std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
+  std::vector<std::string> faults, notes;
+  const std::vector<TensorSpec> specs = tensor_specs(config);
+  std::unordered_set<std::string_view> known;
+  for (const TensorSpec& spec : specs) {
+    known.insert(spec.name);
+    const SafetensorsEntry* entry = find(spec.name);
+    if (!entry)
+      faults.push_back(fmt::format("missing: {} {}", spec.name, spec.shape.str()));
+    else if (!(entry->shape == spec.shape))
+      faults.push_back(
+          fmt::format("wrong shape: {} is {}, the config wants {}", spec.name, entry->shape.str(), spec.shape.str()));
+    else if (!is_float(entry->dtype))
+      faults.push_back(fmt::format("wrong dtype: {} is {}, a float type is wanted", spec.name,
+                                   safetensors_dtype_name(entry->dtype)));
+  }
+  std::vector<std::string> extra;
+  int64_t unused_mtp = 0;
+  for (const auto& [name, entry] : index_) {
+    const std::string canonical = canonical_name(name);
+    if (known.contains(canonical)) {
+      if (canonical != name && index_.contains(canonical))
+        extra.push_back(fmt::format("extra: {} is there under both of its names", canonical));
+    } else if (is_mtp(name) && config.num_nextn_predict_layers == 0) {
+      ++unused_mtp;
+    } else if (name == kHead && config.tie_word_embeddings) {
+      const SafetensorsEntry* embedding = find(std::string(kEmbedding));
+      const SafetensorsEntry& head = *entry;
+      if (embedding && embedding->dtype == head.dtype && embedding->shape == head.shape &&
+          std::equal(head.data, head.data + head.bytes, embedding->data))
+        notes.push_back(fmt::format("{} is the same as {} and is not read (tie_word_embeddings)", kHead, kEmbedding));
+      else
+        extra.push_back(fmt::format("extra: {} differs from {}, but tie_word_embeddings is true", kHead, kEmbedding));
+    } else {
+      extra.push_back(fmt::format("extra: {} {}", name, entry->shape.str()));
+    }
+  }
+  if (unused_mtp > 0)
+    notes.push_back(fmt::format("{} tensors model.mtp_* are not read (num_nextn_predict_layers is 0)", unused_mtp));
+  std::sort(extra.begin(), extra.end());  // index_ has no order
+  faults.insert(faults.end(), extra.begin(), extra.end());
+  if (!faults.empty())
+    throw Error(ErrorCode::kModel, dir_,
+                fmt::format("the weights do not fit config.json ({} faults):{}", faults.size(), listing(faults)));
+  return notes;
+}
+
+std::vector<std::string> tokenizer_files(const std::string& path) {
+  const std::string dir = is_directory(path) ? path : parent_directory(path);
+  std::vector<std::string> files;
+  for (const char* name : kTokenizerFiles)
+    if (path_exists(dir + "/" + name)) files.push_back(dir + "/" + name);
+  return files;
+}
+
+std::vector<size_t> plan_shards(const std::vector<TensorInfo>& tensors, int64_t max_bytes) {
+  std::vector<size_t> counts{0};
+  int64_t bytes = 0;
+  for (const TensorInfo& tensor : tensors) {
+    const int64_t size = tensor.shape.elements() * dtype_bytes(tensor.dtype);
+    if (counts.back() > 0 && bytes + size > max_bytes) {
+      counts.push_back(0);
+      bytes = 0;
+    }
+    ++counts.back();
+    bytes += size;
+  }
+  return counts;
+}
+
+void write_hf_folder(const std::string& dir, const ModelConfig& config, const TensorSource& source,
+                     const HfExport& options) {
+  CHECK(options.dtype == DType::kBF16 || options.dtype == DType::kF32, "export as {}", dtype_name(options.dtype));
+  if (path_exists(dir) && !options.replace)
+    throw Error(ErrorCode::kIo, dir, "exists already", "Choose another folder or remove it.");
+  const std::vector<TensorSpec> specs = tensor_specs(config);
+  std::unordered_map<std::string_view, const TensorSpec*> by_name;
+  std::vector<TensorInfo> tensors;
+  int64_t total_bytes = 0;
+  for (const TensorSpec& spec : specs) {
+    tensors.push_back({spec.name, spec.shape, spec.keep_f32 ? DType::kF32 : options.dtype});
+    by_name[spec.name] = &spec;
+    total_bytes += spec.shape.elements() * dtype_bytes(tensors.back().dtype);
+  }
+
+  StagedDirectory staged(dir);
+  const std::vector<size_t> shards = plan_shards(tensors, options.max_shard_bytes);
+  json weight_map = json::object();
+  auto begin = tensors.begin();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string file = shards.size() == 1 ? std::string(kSingleFile)
+                                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    const auto end = begin + static_cast<std::ptrdiff_t>(shards[i]);
+    SafetensorsWriter writer(staged.path() + "/" + file, std::vector<TensorInfo>(begin, end), {{"format", "pt"}});
+    for (const TensorInfo& tensor : writer.tensors()) {
+      const View view = source(*by_name.at(tensor.name));
+      CHECK(view.elements() == tensor.shape.elements(), "{}: {}", tensor.name, view.shape.str());
+      writer.write(view);
+      weight_map[tensor.name] = file;
+    }
+    writer.finish();
+    begin = end;
+  }
+  if (shards.size() > 1) {
+    const json index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", std::move(weight_map)}};
+    write_file(staged.path() + "/" + kIndexFile, index.dump(2) + "\n");
+  }
+  const char* dtype = options.dtype == DType::kBF16 ? "bfloat16" : "float32";
+  write_file(staged.path() + "/config.json", model_config_json(config, dtype));
+  for (const std::string& path : options.copy_files) copy_file_synced(path, staged.path() + "/" + file_name(path));
+  staged.commit(options.replace);
+}
+
+}  // namespace concerto
