@@ -1,5 +1,5 @@
-// The kernels that stream memory (norm, rope, swiglu, attention, router choice, permute, cross entropy, optimizer, ...), built once per instruction set from
-// the same sources and chosen at run time.
+// The kernels that stream memory (norm, rope, swiglu, attention, router choice, permute, cross entropy, optimizer,
+// ...), built once per instruction set from the same sources and chosen at run time.
 #pragma once
 
 #include "concerto/ops/backend.h"
