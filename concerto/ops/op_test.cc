@@ -84,6 +84,10 @@ std::vector<BackendCase> backend_cases() {
   return cases;
 }
 
+std::ostream& operator<<(std::ostream& out, const BackendCase& c) {
+  return out << c.backend << " " << dtype_name(c.type);
+}
+
 const Backend& find_backend(const std::string& name) {
   if (name == ref_backend().name) return ref_backend();
   const Backend* cpu = cpu_if_there();

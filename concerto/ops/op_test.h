@@ -14,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct BackendCase {
   std::string backend;
   DType type;
 };
+std::ostream& operator<<(std::ostream& out, const BackendCase& c);
 std::vector<BackendCase> backend_cases();  // every built backend with each of its compute types
 const Backend& find_backend(const std::string& name);
 std::string case_name(const testing::TestParamInfo<BackendCase>& info);

@@ -30,15 +30,16 @@ Body body_of(const Step& s, Op op) {
   return [=](OpRun& r) {
     // m and v may cancel: their terms are of the size of m, g and g^2. u is about m / sqrt(v).
     const double g = largest(s.grad) * s.grad_scale;
+    const double m = largest(s.m) + g;
     double u = 0;
     for (int64_t i = 0; i < s.n; ++i) {
       const double v = s.beta2 * s.v[i] + (1 - s.beta2) * s.grad[i] * s.grad[i] * s.grad_scale * s.grad_scale;
-      u = std::max(u, (largest(s.m) + g) / s.c1() / (std::sqrt(v / s.c2()) + s.eps));
+      u = std::max(u, m / s.c1() / (std::sqrt(v / s.c2()) + s.eps));
     }
     const double ratio = op == lamb_step ? 10 : 1;
     const Bound w{.length = 4, .norm = largest(s.w) + s.lr * u * ratio + 1e-30};
     op(r.context(), {.w = r.inout("w", Kind::kStat, {s.n}, s.w, w),
-                     .m = r.inout("m", Kind::kStat, {s.n}, s.m, {.length = 2, .norm = largest(s.m) + g + 1e-30}),
+                     .m = r.inout("m", Kind::kStat, {s.n}, s.m, {.length = 2, .norm = m + 1e-30}),
                      .v = r.inout("v", Kind::kStat, {s.n}, s.v, {.length = 2, .norm = largest(s.v) + g * g + 1e-30}),
                      .grad = r.in(Kind::kStat, {s.n}, s.grad),
                      .copy = s.copy ? r.out("copy", Kind::kCompute, {s.n}, w) : View{},
