@@ -1,0 +1,73 @@
+#include "concerto/train/bad_step.h"
+
+#include <cmath>
+#include <numeric>
+
+namespace concerto {
+
+std::string LossGuard::judge(double loss, double grad_norm) {
+  if (!std::isfinite(loss)) return fmt::format("the loss is {}", loss);
+  if (!std::isfinite(grad_norm)) return fmt::format("the gradient norm is {}", grad_norm);
+  if (factor_ > 0 && history_.size() >= kEnough) {
+    const double mean = std::accumulate(history_.begin(), history_.end(), 0.0) / static_cast<double>(history_.size());
+    if (loss > factor_ * mean) return fmt::format("the loss is {:.4g}, over {} times the mean {:.4g} of the last {}", loss, factor_, mean, history_.size());
+  }
+  if (history_.size() == kWindow) history_.erase(history_.begin());
+  history_.push_back(loss);
+  return {};
+}
+
+void LossGuard::restore(std::vector<double> history) {
+  if (history.size() > kWindow) history.erase(history.begin(), history.end() - kWindow);
+  history_.assign(history.begin(), history.end());
+}
+
+namespace {
+
+bool is_finite(View v) {
+  for (int64_t r = 0; r < v.rows(); ++r) {
+    const View row = v.rows_range(r, 1);
+    for (int64_t c = 0; c < v.cols(); ++c) {
+      double x = 0;
+      switch (v.dtype) {
+        case DType::kF32: x = row.as<float>()[c]; break;
+        case DType::kF64: x = row.as<double>()[c]; break;
+        case DType::kBF16: x = static_cast<float>(row.as<bf16>()[c]); break;
+        default: return true;
+      }
+      if (!std::isfinite(x)) return false;
+    }
+  }
+  return true;
+}
+
+class FirstBad final : public Observer {
+ public:
+  bool wants_logits() const override { return false; }
+  void record(const std::string& name, View value) override {
+    if (first_.empty() && !is_finite(value)) first_ = name;
+  }
+  const std::string& first() const { return first_; }
+
+ private:
+  std::string first_;
+};
+
+}  // namespace
+
+std::string first_bad_tensor(Executor& executor, const ParameterStore& store, std::span<const MicroBatch> micro_batches) {
+  FirstBad bad;
+  executor.set_observer(&bad);
+  std::string found;
+  for (size_t m = 0; m < micro_batches.size() && found.empty(); ++m) {
+    StepOutput ignored;
+    executor.evaluate(micro_batches[m], ignored);
+    if (!bad.first().empty()) found = fmt::format("{} (micro-batch {})", bad.first(), m);
+  }
+  executor.set_observer(nullptr);
+  for (int i = 0; i < store.size() && found.empty(); ++i)
+    if (!is_finite(store.gradient(i))) found = "gradient of " + store.specs()[static_cast<size_t>(i)].name;
+  return found.empty() ? "none: every activation and gradient is finite" : found;
+}
+
+}  // namespace concerto

@@ -1,0 +1,101 @@
+// Every golden case of Hugging Face on every backend, in every layout that one rank has.
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "concerto/checkpoint/safetensors.h"
+#include "concerto/cli/backends.h"
+#include "concerto/cli/golden.h"
+
+namespace concerto {
+namespace {
+
+const char* kCases[] = {"dense-tiny", "moe-tiny", "moe-interval2", "moe-padded", "moe-packed"};
+
+std::string failures(const GoldenReport& r) {
+  std::string text;
+  for (const GoldenLine& l : r.lines)
+    if (!l.ok()) text += fmt::format("{}: max {:.2e} ({:.0e}) l2 {:.2e} ({:.0e})\n", l.name, l.max, l.tolerance_max, l.l2, l.tolerance_l2);
+  for (const std::string& name : r.unused) text += name + ": neither fed nor compared\n";
+  return text;
+}
+
+struct Layout {
+  const char* backend;
+  const char* schedule;
+  Recompute recompute;
+  int threads;
+};
+
+class Golden : public ::testing::TestWithParam<std::tuple<const char*, Layout>> {};
+
+TEST_P(Golden, Agrees) {
+  const auto& [name, layout] = GetParam();
+  ThreadPool pool(layout.threads);
+  const std::string dir = std::string("tests/golden/") + name;
+  const GoldenReport report =
+      verify_golden({.model_dir = dir, .golden_dir = dir, .schedule = layout.schedule, .recompute = layout.recompute},
+                    backend_by_name(layout.backend), pool);
+  EXPECT_TRUE(report.ok()) << failures(report);
+  EXPECT_EQ(report.total, static_cast<int64_t>(report.lines.size() + report.fed.size()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Golden,
+                         ::testing::Combine(::testing::ValuesIn(kCases),
+                                            ::testing::Values(Layout{"ref", "1f1b", Recompute::kNone, 1},
+                                                              Layout{"cpu", "1f1b", Recompute::kNone, 2},
+                                                              Layout{"cpu", "zero_bubble", Recompute::kSelective, 2},
+                                                              Layout{"cpu", "zero_bubble", Recompute::kFull, 3},
+                                                              Layout{"cpu", "1f1b", Recompute::kFull, 1})),
+                         [](const auto& info) {
+                           const auto& [name, l] = info.param;
+                           std::string text = fmt::format("{}_{}_{}_{}_{}", name, l.backend, l.schedule, static_cast<int>(l.recompute), l.threads);
+                           std::replace(text.begin(), text.end(), '-', '_');
+                           return text;
+                         });
+
+// One row a micro-batch: gradients and losses weigh valid tokens, so they do not change (no aux loss is in the loss of this case).
+TEST(GoldenMicroBatches, AccumulationChangesNothing) {
+  ThreadPool pool(2);
+  for (const char* name : {"dense-tiny"}) {
+    const std::string dir = std::string("tests/golden/") + name;
+    const GoldenReport report = verify_golden({.model_dir = dir, .golden_dir = dir, .micro_batches = 2}, backend_by_name("cpu"), pool);
+    EXPECT_TRUE(report.ok()) << failures(report);
+  }
+}
+
+// A comparison that cannot fail is worth nothing: one flipped weight must be seen.
+TEST(GoldenFlip, OneFlippedWeightIsSeen) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::temp_directory_path() / fmt::format("concerto-flip-{}", getpid());
+  fs::remove_all(dir);
+  fs::create_directories(dir);
+  for (const char* file : {"config.json", "model.safetensors"}) fs::copy_file(fs::path("tests/golden/moe-tiny") / file, dir / file);
+  fs::permissions(dir / "model.safetensors", fs::perms::owner_all);
+  const SafetensorsFile file((dir / "model.safetensors").string());
+  const SafetensorsEntry& entry = file.require("model.layers.1.mlp.experts.3.down_proj.weight");
+  const int64_t at = entry.data - file.entries().front().data + file.bytes();
+  int64_t all = 0;
+  for (const SafetensorsEntry& e : file.entries()) all += e.bytes;
+  {
+    std::fstream out(dir / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    float value;
+    std::memcpy(&value, entry.data, 4);
+    value = -value;
+    out.seekp(at - all);
+    out.write(reinterpret_cast<const char*>(&value), 4);
+  }
+  ThreadPool pool(2);
+  const GoldenReport report =
+      verify_golden({.model_dir = dir.string(), .golden_dir = "tests/golden/moe-tiny"}, backend_by_name("ref"), pool);
+  EXPECT_FALSE(report.ok());
+  fs::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace concerto
