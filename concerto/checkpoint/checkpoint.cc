@@ -40,15 +40,15 @@ std::vector<Candidate> candidates(const std::string& run_dir) {
 
 // Writes one kind of tensors as shards and adds them to the manifest.
 void write_shards(const std::string& dir, const std::string& kind, const std::vector<const NamedTensor*>& tensors,
-                  int64_t max_shard_bytes, Manifest& manifest) {
+                  const SaveOptions& options, Manifest& manifest) {
   if (tensors.empty()) return;
   std::vector<TensorInfo> infos;
   std::unordered_map<std::string_view, const NamedTensor*> by_name;
   for (const NamedTensor* tensor : tensors) {
-    infos.push_back({tensor->name, tensor->view.shape, tensor->view.dtype});
+    infos.push_back({tensor->name, tensor->view.shape, options.dtype.value_or(tensor->view.dtype)});
     by_name[tensor->name] = tensor;
   }
-  const std::vector<size_t> shards = plan_shards(infos, max_shard_bytes);
+  const std::vector<size_t> shards = plan_shards(infos, options.max_shard_bytes);
   auto begin = infos.begin();
   for (size_t i = 0; i < shards.size(); ++i) {
     const auto end = begin + static_cast<std::ptrdiff_t>(shards[i]);
@@ -89,7 +89,7 @@ std::string checkpoint_path(const std::string& run_dir, int64_t step) {
 }
 
 std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& meta,
-                            std::span<const NamedTensor> tensors, int64_t max_shard_bytes) {
+                            std::span<const NamedTensor> tensors, const SaveOptions& options) {
   std::vector<const NamedTensor*> weights, others;
   std::unordered_set<std::string_view> names;
   for (const NamedTensor& tensor : tensors) {
@@ -106,8 +106,8 @@ std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& me
 
   const std::string path = checkpoint_path(run_dir, meta.step);
   StagedDirectory staged(path);
-  write_shards(staged.path(), "weights", weights, max_shard_bytes, manifest);
-  write_shards(staged.path(), "optimizer", others, max_shard_bytes, manifest);
+  write_shards(staged.path(), "weights", weights, options, manifest);
+  write_shards(staged.path(), "optimizer", others, options, manifest);
   write_file(staged.path() + "/" + kModelConfig, meta.model_config);
   write_file(staged.path() + "/" + kManifest, manifest_text(manifest));
   staged.commit(true);

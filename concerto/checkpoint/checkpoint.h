@@ -29,7 +29,7 @@ constexpr std::string_view kWeightPrefix = "weight.", kMoment1Prefix = "moment1.
 
 struct NamedTensor {
   std::string name;  // with one of the prefixes
-  View view;         // dense
+  View view;         // dense; save_checkpoint only reads it
   int expert = -1;   // global expert id, -1: none
 };
 
@@ -57,11 +57,16 @@ struct CheckpointTensor {
   uint64_t hash = 0;  // of its bytes
 };
 
+struct SaveOptions {
+  int64_t max_shard_bytes = 4'000'000'000;
+  std::optional<DType> dtype;  // every tensor is converted to this on its way; none: as the views are
+};
+
 // Writes run_dir/checkpoint-<meta.step>, replacing one of the same step, then `latest`; returns its path. Streams: no
 // second copy of the tensors is made. If anything fails (full disk, I/O error): Error(kIo), the temporary folder is
 // removed, older checkpoints and `latest` are untouched, and the run can go on.
 std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& meta,
-                            std::span<const NamedTensor> tensors, int64_t max_shard_bytes = 4'000'000'000);
+                            std::span<const NamedTensor> tensors, const SaveOptions& options = {});
 
 // An open checkpoint: manifest read and checked, files opened and compared with it. Every fault is Error(kCheckpoint)
 // with the path.

@@ -126,7 +126,8 @@ TEST_F(CheckpointTest, RoundTripOfStateAndMeta) {
 TEST_F(CheckpointTest, ShardsOfAnySizeHoldTheSame) {
   for (int64_t bytes : {1, 50, 100, 1000}) {
     State state(2);
-    const std::string path = save_checkpoint(dir_, meta_of(1), state.tensors(), bytes);
+    const std::string path =
+        save_checkpoint(dir_, meta_of(1), state.tensors(), {.max_shard_bytes = bytes, .dtype = {}});
     EXPECT_TRUE(load(path) == state);
     EXPECT_EQ(CheckpointReader(path).files().size(), bytes < 96 ? 6u : bytes == 100 ? 3u : 2u);
   }

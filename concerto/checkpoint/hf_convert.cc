@@ -1,0 +1,77 @@
+#include "concerto/checkpoint/hf_convert.h"
+
+#include <unordered_set>
+
+namespace concerto {
+
+ModelConfig checkpoint_model(const CheckpointReader& checkpoint) {
+  return load_model_config(checkpoint.path() + "/config.json");
+}
+
+void check_checkpoint_weights(const CheckpointReader& checkpoint, const ModelConfig& model) {
+  std::vector<std::string> faults;
+  std::unordered_set<std::string> known;
+  for (const TensorSpec& spec : tensor_specs(model)) {
+    const std::string name = std::string(kWeightPrefix) + spec.name;
+    known.insert(name);
+    const CheckpointTensor* tensor = checkpoint.find(name);
+    if (!tensor)
+      faults.push_back("missing: " + name);
+    else if (!(tensor->shape == spec.shape))
+      faults.push_back(
+          fmt::format("wrong shape: {} is {}, the model wants {}", name, tensor->shape.str(), spec.shape.str()));
+    else if (tensor->expert != spec.expert)
+      faults.push_back(
+          fmt::format("wrong expert: {} belongs to expert {}, the model wants {}", name, tensor->expert, spec.expert));
+  }
+  for (const CheckpointTensor& tensor : checkpoint.tensors())
+    if (tensor.name.starts_with(kWeightPrefix) && !known.contains(tensor.name))
+      faults.push_back("extra: " + tensor.name);
+  if (faults.empty()) return;
+  std::string text = fmt::format("the weights do not fit its config.json ({} faults):", faults.size());
+  for (const std::string& fault : faults) text += "\n  " + fault;
+  throw Error(ErrorCode::kCheckpoint, checkpoint.path(), text);
+}
+
+void export_checkpoint(const CheckpointReader& checkpoint, const std::string& dir, const HfExport& options) {
+  const ModelConfig model = checkpoint_model(checkpoint);
+  check_checkpoint_weights(checkpoint, model);
+  std::vector<float> values;
+  write_hf_folder(
+      dir, model,
+      [&](const TensorSpec& spec) {
+        values.resize(static_cast<size_t>(spec.shape.elements()));
+        const View view(values.data(), spec.shape, DType::kF32);
+        checkpoint.read(std::string(kWeightPrefix) + spec.name, view);
+        return view;
+      },
+      options);
+}
+
+ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_dir) {
+  if (path_exists(run_dir))
+    throw Error(ErrorCode::kIo, run_dir, "exists already", "Choose another folder or remove it.");
+  const ModelConfig model = load_model_config(hf_dir);
+  const HfWeights weights(hf_dir);
+  ImportResult result;
+  result.notes = weights.check(model);
+  std::vector<NamedTensor> tensors;
+  for (const TensorSpec& spec : tensor_specs(model)) {
+    const SafetensorsEntry* entry = weights.find(spec.name);
+    CHECK(entry, "{}", spec.name);
+    const View view(const_cast<std::byte*>(entry->data), entry->shape, entry->dtype);
+    tensors.push_back({std::string(kWeightPrefix) + spec.name, view, spec.expert});
+  }
+  CheckpointMeta meta;
+  meta.model_config = model_config_json(model, "float32");
+  meta.weights_only = true;
+  if (!tokenizer_files(hf_dir).empty()) meta.tokenizer = hf_dir;
+  StagedDirectory staged(run_dir);
+  save_checkpoint(staged.path(), meta, tensors,
+                  {.max_shard_bytes = SaveOptions().max_shard_bytes, .dtype = DType::kF32});
+  staged.commit();
+  result.checkpoint = checkpoint_path(run_dir, 0);
+  return result;
+}
+
+}  // namespace concerto

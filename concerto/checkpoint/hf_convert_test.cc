@@ -1,0 +1,132 @@
+#include "concerto/checkpoint/hf_convert.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace concerto {
+namespace {
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+class HfConvert : public testing::Test {
+ protected:
+  HfConvert() { remove_tree(dir_), make_directories(dir_); }
+  ~HfConvert() override {
+    set_io_fault_for_tests(nullptr);
+    remove_tree(dir_);
+  }
+  std::string dir_ = testing::TempDir() + "concerto_convert_" + std::to_string(getpid());
+};
+
+void expect_same_tensors(const std::string& a, const std::string& b) {
+  const SafetensorsFile first(a), second(b);
+  ASSERT_EQ(first.entries().size(), second.entries().size());
+  for (const SafetensorsEntry& entry : first.entries()) {
+    const SafetensorsEntry& other = second.require(entry.name);
+    ASSERT_EQ(entry.bytes, other.bytes);
+    EXPECT_EQ(std::memcmp(entry.data, other.data, static_cast<size_t>(entry.bytes)), 0) << entry.name;
+  }
+}
+
+TEST_F(HfConvert, ImportThenExportGivesTheSameFolder) {
+  for (const std::string name : {"dense-tiny", "moe-tiny", "moe-interval2", "moe-packed"}) {
+    const std::string golden = "tests/golden/" + name, run = dir_ + "/run-" + name, out = dir_ + "/out-" + name;
+    const ImportResult imported = import_hf_folder(golden, run);
+    EXPECT_EQ(imported.checkpoint, run + "/checkpoint-0");
+    EXPECT_EQ(find_latest(run).path, imported.checkpoint);
+    const CheckpointReader reader(imported.checkpoint);
+    EXPECT_TRUE(reader.meta().weights_only);
+    EXPECT_EQ(reader.meta().config_hash, "");
+    export_checkpoint(reader, out, {.dtype = DType::kF32, .copy_files = {}});
+    expect_same_tensors(golden + "/model.safetensors", out + "/model.safetensors");
+    EXPECT_EQ(model_config_json(load_model_config(out), "float32"),
+              model_config_json(load_model_config(golden), "float32"));
+  }
+}
+
+TEST_F(HfConvert, ABf16FolderComesInAsF32) {
+  import_hf_folder("tests/golden/moe-tiny", dir_ + "/a");
+  export_checkpoint(CheckpointReader(dir_ + "/a/checkpoint-0"), dir_ + "/bf16",
+                    {.dtype = DType::kBF16, .copy_files = {}});
+  import_hf_folder(dir_ + "/bf16", dir_ + "/b");
+  const CheckpointReader reader(dir_ + "/b/checkpoint-0");
+  reader.verify();
+  for (const CheckpointTensor& tensor : reader.tensors()) EXPECT_EQ(tensor.dtype, DType::kF32) << tensor.name;
+  export_checkpoint(reader, dir_ + "/again", {.dtype = DType::kBF16, .copy_files = {}});
+  expect_same_tensors(dir_ + "/bf16/model.safetensors", dir_ + "/again/model.safetensors");
+}
+
+TEST_F(HfConvert, ImportRefusesAnExistingFolder) {
+  make_directories(dir_ + "/run");
+  try {
+    import_hf_folder("tests/golden/moe-tiny", dir_ + "/run");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, ErrorCode::kIo);
+    EXPECT_HAS(std::string(e.what()), "exists already");
+  }
+  EXPECT_TRUE(list_directory(dir_ + "/run").empty());
+}
+
+TEST_F(HfConvert, AFailedImportLeavesNothing) {
+  int writes = 0;
+  set_io_fault_for_tests([&](std::string_view operation, const std::string&) {
+    return operation == "write" && ++writes == 9 ? ENOSPC : 0;
+  });
+  EXPECT_THROW(import_hf_folder("tests/golden/moe-tiny", dir_ + "/run"), Error);
+  EXPECT_TRUE(list_directory(dir_).empty());
+}
+
+TEST_F(HfConvert, WeightsThatDoNotFitTheModelAreNamed) {
+  import_hf_folder("tests/golden/moe-tiny", dir_ + "/run");
+  const CheckpointReader reader(dir_ + "/run/checkpoint-0");
+  ModelConfig model = checkpoint_model(reader);
+  check_checkpoint_weights(reader, model);
+  model.moe_num_experts += 1;
+  model.num_hidden_layers -= 1;
+  try {
+    check_checkpoint_weights(reader, model);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, ErrorCode::kCheckpoint);
+    const std::string message = e.what();
+    EXPECT_HAS(message, "missing: weight.model.layers.1.mlp.experts.16.up_proj.weight");
+    EXPECT_HAS(message, "wrong shape: weight.model.layers.1.mlp.gate.weight is [16, 64], the model wants [17, 64]");
+    EXPECT_HAS(message, "extra: weight.model.layers.2.input_layernorm.weight");
+  }
+}
+
+// An expert under another's id would be trained, moved and saved as the wrong one.
+TEST_F(HfConvert, AnExpertUnderAnotherIdIsNamed) {
+  const ModelConfig model = load_model_config("tests/golden/moe-tiny");
+  const HfWeights weights("tests/golden/moe-tiny");
+  std::vector<NamedTensor> tensors;
+  for (const TensorSpec& spec : tensor_specs(model)) {
+    const SafetensorsEntry* entry = weights.find(spec.name);
+    const View view(const_cast<std::byte*>(entry->data), entry->shape, entry->dtype);
+    tensors.push_back({std::string(kWeightPrefix) + spec.name, view, spec.expert == 5 ? 6 : spec.expert});
+  }
+  CheckpointMeta meta;
+  meta.model_config = model_config_json(model, "float32");
+  const CheckpointReader reader(save_checkpoint(dir_, meta, tensors));
+  try {
+    check_checkpoint_weights(reader, model);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_HAS(std::string(e.what()), "belongs to expert 6, the model wants 5");
+  }
+}
+
+TEST_F(HfConvert, TheTokenizerIsRemembered) {
+  import_hf_folder("tests/golden/dense-tiny", dir_ + "/a");
+  export_checkpoint(CheckpointReader(dir_ + "/a/checkpoint-0"), dir_ + "/hf", {.dtype = DType::kF32, .copy_files = {}});
+  write_file_atomic(dir_ + "/hf/tokenizer.model", "pieces");
+  import_hf_folder(dir_ + "/hf", dir_ + "/b");
+  EXPECT_EQ(CheckpointReader(dir_ + "/a/checkpoint-0").meta().tokenizer, "");
+  EXPECT_EQ(CheckpointReader(dir_ + "/b/checkpoint-0").meta().tokenizer, dir_ + "/hf");
+}
+
+}  // namespace
+}  // namespace concerto
