@@ -1,5 +1,6 @@
 #include "concerto/ops/cpu/cpu_backend.h"
 
+#include "concerto/ops/cpu/dense_products.h"
 #include "concerto/ops/cpu/own_products.h"
 #include "concerto/ops/cpu/vector/vector_kernels.h"
 
@@ -12,7 +13,7 @@ Backend make_backend() {
   b.name = "cpu";
   b.f32 = b.bf16 = true;
   cpu::fill_vector_kernels(b, isa);
-  b.linear = cpu::own_linear_kernels(isa);
+  b.linear = cpu::dense_kernels();
   b.grouped_linear = cpu::grouped_linear_kernels(isa);
   cpu::fill_router_products(b.router, isa);
   return b;

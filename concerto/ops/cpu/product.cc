@@ -15,8 +15,9 @@ struct TileSize {
 // packs A again for every block of columns, so its tiles are wide; a weight product packs both. Rows are a multiple of
 // every mr.
 constexpr TileSize kRowTile{96, 512}, kWeightTile{192, 256}, kSmallestTile{48, 64};
-// Words of the reduction whose packed weights a thread keeps; a longer reduction packs them again for every tile.
-constexpr int64_t kKeptWords = 1024;
+// Words of packed weights that a thread keeps (2 MB). A longer reduction takes narrower tiles, and past the narrowest
+// packs its weights again for every tile.
+constexpr int64_t kKeptWords = 512 * 1024, kNarrowestKept = 128;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -103,10 +104,12 @@ const ProductKernels& product_kernels(Isa isa, bool bf16) {
 void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
   const int64_t rows = p.a.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
-  const TileSize size = choose_tile(kRowTile, rows, p.n, ctx.pool->size());
+  TileSize size = choose_tile(kRowTile, rows, p.n, ctx.pool->size());
+  while (words * size.columns > kKeptWords && size.columns > kNarrowestKept) size.columns /= 2;
   const int64_t column_blocks = ceil_div(p.n, size.columns);
   const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), std::max<int64_t>(column_blocks, 1));
-  const int64_t kept = std::min(words, kKeptWords), strides = ceil_div(words, std::max<int64_t>(kept, 1));
+  const int64_t kept = std::min(words, kKeptWords / size.columns / kTileWords * kTileWords),
+                strides = ceil_div(words, std::max<int64_t>(kept, 1));
   const int64_t a_panel = a_panel_words(kernels), b_panel = kept * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);

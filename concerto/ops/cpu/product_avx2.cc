@@ -14,6 +14,7 @@ struct Vec {
   using Sum = __m256;
   using Words = __m256;
   static Sum zero() { return _mm256_setzero_ps(); }
+  static Sum add(Sum a, Sum b) { return _mm256_add_ps(a, b); }
   static Sum load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Sum x) { _mm256_storeu_ps(p, x); }
   static Words load_words(const uint32_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }

@@ -14,6 +14,7 @@ struct Vec {
   using Sum = __m512;
   using Words = __m512bh;
   static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum add(Sum a, Sum b) { return _mm512_add_ps(a, b); }
   static Sum load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Sum x) { _mm512_storeu_ps(p, x); }
   static Words load_words(const uint32_t* p) { return reinterpret_cast<Words>(_mm512_loadu_si512(p)); }

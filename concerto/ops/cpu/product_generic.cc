@@ -13,6 +13,10 @@ struct Vec {
   };
   using Words = Sum;
   static Sum zero() { return {}; }
+  static Sum add(Sum a, Sum b) {
+    for (int i = 0; i < kLanes; ++i) a.lane[i] += b.lane[i];
+    return a;
+  }
   static Sum load(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }
   static void store(float* p, Sum x) {
     for (int i = 0; i < kLanes; ++i) p[i] = x.lane[i];

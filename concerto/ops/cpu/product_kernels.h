@@ -2,9 +2,8 @@
 // product.h drives them.
 //
 // Everything is counted in *words* of four bytes: a word is one f32 (`unit` 1) or a pair of bf16 that are neighbours in
-// the reduction (`unit` 2). An element of the result is the sum over words in order, starting from zero; blocking keeps
-// partial sums in f32 memory, so it changes no bit. Nothing depends on which row of a tile an element is in: that is
-// what makes products row-invariant.
+// the reduction (`unit` 2). An element of the result is a sum over blocks of kTileWords words in order, each summed in
+// order from zero. Nothing depends on which row of a tile an element is in: that is what makes products row-invariant.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +37,7 @@ struct ProductKernels {
   // B [k, n] -> the same.
   void (*pack_b_cols[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
 
-  // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` starts from zero instead of from c.
+  // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` overwrites c.
   void (*tile)(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
                int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first);
 

@@ -4,8 +4,8 @@
 //
 // The including file defines before:
 //   kUnit; kRows (mr); kVectors (nr / kLanes)
-//   Vec: type Sum (kLanes f32), type Words (kLanes words), zero, load, store, load_words, broadcast, multiply_add(sum,
-//   a, b)
+//   Vec: type Sum (kLanes f32), type Words (kLanes words), zero, add, load, store, load_words, broadcast,
+//   multiply_add(sum, a, b)
 // and declares before and defines after:
 //   pack_block<S>(from, stride, n, k, to, row_words): to[w][j] = word w of row j, for up to kLanes rows j < n and words
 //   of k elements; writes kLanes words of
@@ -57,11 +57,16 @@ void pack_a_rows(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_
 
 template <class S, int64_t kWidth>
 void pack_cols(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
+  constexpr int64_t kAhead = 16;
   static const S kNoRow[kWidth + kLanes] = {};
   for (int64_t i = 0; i < k; i += kUnit) {
     const S* low = from + i * stride;
     const S* high = i + 1 < k ? low + stride : kNoRow;  // read if words are pairs
     uint32_t* to = packed + i / kUnit * kWidth;
+    if (i + kAhead < k)  // short pieces of far rows: no processor fetches these ahead by itself
+      for (int64_t q = 0; q < kUnit; ++q)
+        for (int64_t j = 0; j < n; j += 64 / static_cast<int64_t>(sizeof(S)))
+          __builtin_prefetch(low + (kAhead + q) * stride + j);
     for (int64_t j = 0; j < n; j += kWidth, to += panel_words)
       pack_line<S, kWidth>(low + j, high == kNoRow ? kNoRow : high + j, smaller(kWidth, n - j), to);
   }
@@ -89,14 +94,17 @@ void pack_b_rows(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* 
     }
 }
 
-// kCount rows of a panel of A times one panel of B.
+// kCount rows of a panel of A times one panel of B. Sums of earlier words wait in c; they are fetched while the
+// products run.
 template <int kCount>
 void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, int64_t words, bool first) {
   typename Vec::Sum sum[kCount][kVectors];
 #pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i)
+  for (int i = 0; i < kCount; ++i) {
+    for (int64_t j = 0; j < kColumns; j += 16) __builtin_prefetch(c + i * c_stride + j, 1);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[i][v] = first ? Vec::zero() : Vec::load(c + i * c_stride + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::zero();
+  }
   for (int64_t w = 0; w < words; ++w) {
     typename Vec::Words column[kVectors];
 #pragma GCC unroll 4
@@ -113,7 +121,10 @@ void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, i
 #pragma GCC unroll 16
   for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Vec::store(c + i * c_stride + v * kLanes, sum[i][v]);
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = c + i * c_stride + v * kLanes;
+      Vec::store(to, first ? sum[i][v] : Vec::add(Vec::load(to), sum[i][v]));
+    }
 }
 
 using TileFn = void (*)(const uint32_t*, const uint32_t*, float*, int64_t, int64_t, bool);
