@@ -9,12 +9,13 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
+  std::string yaml;
   try {
-    const concerto::RunConfig config = concerto::parse_run_config(text, "fuzz.yaml", {});
-    // What was read can be written, and reads back to the same.
-    const std::string yaml = concerto::run_config_yaml(config);
-    CHECK(concerto::run_config_yaml(concerto::parse_run_config(yaml, "again.yaml", {})) == yaml);
+    yaml = concerto::run_config_yaml(concerto::parse_run_config(text, "fuzz.yaml", {}));
   } catch (const concerto::Error&) {
+    return 0;
   }
+  // What was read can be written, and reads back to the same.
+  CHECK(concerto::run_config_yaml(concerto::parse_run_config(yaml, "again.yaml", {})) == yaml);
   return 0;
 }
