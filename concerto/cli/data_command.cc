@@ -43,7 +43,6 @@ std::string megabytes(int64_t bytes) { return fmt::format("{:.1f} MB", static_ca
 
 void train(Options& options) {
   const auto start = std::chrono::steady_clock::now();
-  options.training.threads = processors();
   std::fputs("training a tokenizer ...\n", stderr);
   const Tokenizer tokenizer = train_tokenizer(options.training);
   tokenizer.save(options.output);

@@ -95,7 +95,6 @@ struct TokenizerTraining {
   std::vector<std::string> inputs;  // UTF-8 text files
   int64_t vocab_size = 8192;        // exactly; a text too small for it is filled up with unused pieces
   int64_t max_bytes = 32 << 20;     // of text used: above it, every n-th line of all files is taken
-  int threads = 2;                  // does not change the result
 };
 // Byte-pair encoding with byte fallback: every text can be encoded and comes back unchanged. Ids: 0 <unk> (also pad), 1
 // <s>, 2 </s>, 3 <|begin_of_sentence|>, 4 <|end_of_sentence|>. Deterministic. Carries ERNIE's chat template.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <thread>
 #include <unordered_map>
 
 #include "concerto/base/error.h"
@@ -108,7 +107,7 @@ Tokenizer train_tokenizer(const TokenizerTraining& options) {
         {"input_sentence_size", "0"},
         {"shuffle_input_sentence", "false"},
         {"max_sentence_length", std::to_string(kMaxSentence + 8)},
-        {"num_threads", std::to_string(std::clamp(options.threads, 1, 64))},
+        {"num_threads", "2"},  // written into the model, so the same everywhere
         {"minloglevel", "3"},
     };
     return sentencepiece::SentencePieceTrainer::Train(arguments, &lines, &serialized);
