@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "concerto/base/error.h"
+#include "concerto/cli/checkpoint_command.h"
 #include "concerto/cli/config_command.h"
 #include "concerto/cli/data_command.h"
 #include "concerto/cli/verify_command.h"
@@ -15,6 +16,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   concerto::add_verify_command(app);
   concerto::add_data_command(app);
+  concerto::add_checkpoint_command(app);
   concerto::add_config_command(app);
   try {
     app.parse(argc, argv);

@@ -1,0 +1,137 @@
+#include "concerto/cli/checkpoint_command.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "concerto/checkpoint/hf_convert.h"
+
+namespace concerto {
+namespace {
+
+using nlohmann::json;
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+// Runs `concerto checkpoint ARGUMENTS...` and returns what it printed.
+std::string run(std::vector<std::string> arguments) {
+  CLI::App app;
+  add_checkpoint_command(app);
+  arguments.insert(arguments.begin(), "checkpoint");
+  std::reverse(arguments.begin(), arguments.end());
+  testing::internal::CaptureStdout();
+  try {
+    app.parse(arguments);
+  } catch (...) {
+    testing::internal::GetCapturedStdout();
+    throw;
+  }
+  return testing::internal::GetCapturedStdout();
+}
+
+std::vector<json> lines(const std::string& text) {
+  std::vector<json> result;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) result.push_back(json::parse(line));
+  return result;
+}
+
+std::string failure(ErrorCode code, const std::vector<std::string>& arguments) {
+  try {
+    run(arguments);
+  } catch (const Error& e) {
+    EXPECT_EQ(error_code_name(e.code), std::string(error_code_name(code))) << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+class CheckpointCommand : public testing::Test {
+ protected:
+  CheckpointCommand() { remove_tree(dir_), make_directories(dir_); }
+  ~CheckpointCommand() override { remove_tree(dir_); }
+  std::string at(const std::string& name) const { return dir_ + "/" + name; }
+  std::string dir_ = testing::TempDir() + "concerto_checkpoint_command_" + std::to_string(getpid());
+};
+
+TEST_F(CheckpointCommand, InspectsAModelAndAFile) {
+  const std::string model = "tests/golden/moe-tiny";
+  const std::string table = run({"inspect", model});
+  EXPECT_HAS(table, "tests/golden/moe-tiny (model)");
+  EXPECT_HAS(table, "129 (F32 129)");
+  const json summary = lines(run({"inspect", model, "--json"})).at(0);
+  EXPECT_EQ(summary["kind"], "model");
+  EXPECT_EQ(summary["tensors"], 129);
+  EXPECT_EQ(summary["parameters"], parameter_count(load_model_config(model)));
+  const auto tensors = lines(run({"inspect", model + "/model.safetensors", "--json", "--tensors"}));
+  ASSERT_EQ(tensors.size(), 130u);
+  EXPECT_EQ(tensors[0]["name"], "model.embed_tokens.weight");
+  EXPECT_EQ(tensors[0]["shape"], (json{256, 64}));
+  EXPECT_EQ(tensors[129]["kind"], "safetensors");
+}
+
+TEST_F(CheckpointCommand, ImportsInspectsVerifiesAndExports) {
+  EXPECT_HAS(run({"import", "tests/golden/moe-tiny", "--output", at("run")}), "step 0");
+  EXPECT_HAS(failure(ErrorCode::kIo, {"import", "tests/golden/moe-tiny", "--output", at("run")}), "exists already");
+  EXPECT_HAS(run({"inspect", at("run")}), "1 checkpoints, 0 damaged, latest is step 0");
+  const json info = lines(run({"inspect", at("run/checkpoint-0"), "--json"})).at(0);
+  EXPECT_EQ(info["kind"], "checkpoint");
+  EXPECT_EQ(info["step"], 0);
+  EXPECT_EQ(info["weights_only"], true);
+  EXPECT_EQ(info["parameters"], parameter_count(load_model_config("tests/golden/moe-tiny")));
+  EXPECT_HAS(run({"inspect", at("run/checkpoint-0")}), "none, starts from zero");
+  EXPECT_HAS(run({"inspect", at("run/checkpoint-0"), "--tensors", "--json"}), "\"expert\":15");
+  for (const std::string& path : {at("run"), at("run/checkpoint-0"), std::string("tests/golden/moe-tiny")})
+    EXPECT_EQ(lines(run({"verify", path, "--json"})).at(0)["ok"], true);
+
+  write_file_atomic(at("tokenizer.model"), "pieces");
+  run({"export", at("run"), "--output", at("f32"), "--dtype", "f32", "--tokenizer", dir_});
+  EXPECT_EQ(list_directory(at("f32")),
+            (std::vector<std::string>{"config.json", "model.safetensors", "tokenizer.model"}));
+  EXPECT_HAS(run({"verify", at("f32")}), "OK ");
+  const json exported = lines(run({"export", at("run/checkpoint-0"), "--output", at("bf16"), "--json"})).at(0);
+  EXPECT_EQ(exported["dtype"], "bf16");
+  EXPECT_EQ(lines(run({"inspect", at("bf16"), "--json"})).at(0)["dtypes"], (json{{"BF16", 125}, {"F32", 4}}));
+  EXPECT_HAS(failure(ErrorCode::kIo, {"export", at("run"), "--output", at("bf16")}), "exists already");
+  EXPECT_HAS(failure(ErrorCode::kUsage, {"export", at("run"), "--output", at("x"), "--tokenizer", at("run")}),
+             "--tokenizer");
+}
+
+TEST_F(CheckpointCommand, VerifyFindsDamage) {
+  run({"import", "tests/golden/moe-tiny", "--output", at("run")});
+  const std::string file = at("run/checkpoint-0/weights-00001-of-00001.safetensors");
+  std::string text = read_text_file(file);
+  text[text.size() / 2] ^= 1;
+  write_file_atomic(file, text);
+  EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"verify", at("run/checkpoint-0")}), "is damaged");
+  EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"verify", at("run")}), "checkpoint-0: ");
+  EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"export", at("run"), "--output", at("x")}), "no whole checkpoint");
+  EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"export", at("run/checkpoint-0"), "--output", at("x")}), "is damaged");
+  EXPECT_FALSE(path_exists(at("x")) || path_exists(at("x.tmp")));
+  remove_tree(at("run/checkpoint-0/config.json"));
+  EXPECT_HAS(run({"inspect", at("run")}), "DAMAGED");
+}
+
+TEST_F(CheckpointCommand, VerifyFindsValuesThatAreNoNumbers) {
+  float x[2] = {1, NAN};
+  SafetensorsWriter writer(at("m.safetensors"), {{"w", Shape{2}, DType::kF32}});
+  writer.write(View(x, Shape{2}, DType::kF32));
+  writer.finish();
+  EXPECT_HAS(failure(ErrorCode::kModel, {"verify", at("m.safetensors")}), "tensor \"w\": 1 of 2 values are NaN");
+}
+
+TEST_F(CheckpointCommand, SaysWhatIsNoModel) {
+  EXPECT_HAS(failure(ErrorCode::kIo, {"inspect", at("none")}), "no such file");
+  EXPECT_HAS(failure(ErrorCode::kUsage, {"inspect", dir_}), "neither a model folder");
+  EXPECT_THROW(run({"export", dir_}), CLI::ParseError);
+  EXPECT_THROW(run({"export", dir_, "--output", at("x"), "--dtype", "f64"}), CLI::ParseError);
+  EXPECT_THROW(run({"reshard", dir_}), CLI::ParseError);
+}
+
+}  // namespace
+}  // namespace concerto
