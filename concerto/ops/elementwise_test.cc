@@ -74,6 +74,13 @@ TEST_P(Elementwise, SumSquares) {
   }
 }
 
+TEST_P(Elementwise, SumSquaresAddsToWhatIsThere) {
+  const Outputs got = run_op(backend(), type(), type(), 2, [&](OpRun& r) {
+    sum_squares(r.context(), {.x = r.in(Kind::kStat, {3}, {1, 2, -3}), .out = r.inout("out", Kind::kF64, {1}, {0.5})});
+  });
+  EXPECT_EQ(got.at("out").values[0], 14.5);
+}
+
 TEST_P(Elementwise, FillZero) {
   for (const int64_t gap : {0, 3}) {
     const Outputs got = run_op(backend(), type(), type(), 3, [&](OpRun& r) {

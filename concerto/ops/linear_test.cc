@@ -75,6 +75,8 @@ TEST(LinearGradient, FiniteDifferences) {
   const int64_t rows = 3, in = 5, out = 4;
   const Values x = normal("x", rows * in), w = normal("w", out * in), b = normal("b", out),
                dy = normal("dy", rows * out);
+  const Values dx0 = normal("dx", rows * in), dw0 = normal("dw", out * in),
+               db0 = normal("db", out);  // += adds to these
   const auto loss = [&](const Values& x, const Values& w, const Values& b) {
     return dot(dy, output_f64(
                        [&](OpRun& r) {
@@ -90,14 +92,20 @@ TEST(LinearGradient, FiniteDifferences) {
     linear_backward_input(
         r.context(),
         {.dy = dy_view, .w = r.in(Kind::kCompute, {out, in}, w), .dx = r.out("dx", Kind::kCompute, {rows, in})});
+    linear_backward_input(r.context(), {.dy = dy_view,
+                                        .w = r.in(Kind::kCompute, {out, in}, w),
+                                        .dx = r.inout("sum", Kind::kCompute, {rows, in}, dx0),
+                                        .accumulate = true});
     linear_backward_weight(r.context(), {.x = r.in(Kind::kCompute, {rows, in}, x),
                                          .dy = dy_view,
-                                         .dw = r.inout("dw", Kind::kStat, {out, in}, Values(out * in)),
-                                         .db = r.inout("db", Kind::kStat, {out}, Values(out))});
+                                         .dw = r.inout("dw", Kind::kStat, {out, in}, dw0),
+                                         .db = r.inout("db", Kind::kStat, {out}, db0)});
   });
   check_gradient("dx", x, back.at("dx").values, [&](const Values& v) { return loss(v, w, b); });
-  check_gradient("dw", w, back.at("dw").values, [&](const Values& v) { return loss(x, v, b); });
-  check_gradient("db", b, back.at("db").values, [&](const Values& v) { return loss(x, w, v); });
+  check_gradient("dx accumulated", x, minus(back.at("sum").values, dx0),
+                 [&](const Values& v) { return loss(v, w, b); });
+  check_gradient("dw", w, minus(back.at("dw").values, dw0), [&](const Values& v) { return loss(x, v, b); });
+  check_gradient("db", b, minus(back.at("db").values, db0), [&](const Values& v) { return loss(x, w, v); });
 }
 
 TEST(LinearChecks, ShapesTypesAndAliasing) {

@@ -271,6 +271,13 @@ Values normal(const char* name, int64_t n, double scale) {
 
 Values integers(std::initializer_list<int64_t> list) { return {list.begin(), list.end()}; }
 
+Values minus(const Values& a, const Values& b) {
+  CHECK(a.size() == b.size());
+  Values difference = a;
+  for (size_t i = 0; i < a.size(); ++i) difference[i] -= b[i];
+  return difference;
+}
+
 double dot(const Values& a, const Values& b) {
   CHECK(a.size() == b.size());
   double sum = 0;

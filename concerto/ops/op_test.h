@@ -103,6 +103,7 @@ double round_to(DType type, double value);
 Values rounded(Values values, DType type);
 Values normal(const char* name, int64_t n, double scale = 1);
 Values integers(std::initializer_list<int64_t> list);
+Values minus(const Values& a, const Values& b);
 double dot(const Values& a, const Values& b);
 double largest(const Values& v);
 double largest_row_norm(const Values& v, int64_t cols);
