@@ -6,8 +6,13 @@
 
 #include "concerto/base/error.h"
 #include "concerto/cli/checkpoint_command.h"
+#include "concerto/cli/bench_command.h"
+#include "concerto/cli/checkpoint_command.h"
 #include "concerto/cli/config_command.h"
 #include "concerto/cli/data_command.h"
+#include "concerto/cli/eval_command.h"
+#include "concerto/cli/generate_command.h"
+#include "concerto/cli/train_command.h"
 #include "concerto/cli/verify_command.h"
 
 int main(int argc, char** argv) {

@@ -1,0 +1,117 @@
+#include "concerto/cli/eval_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "concerto/checkpoint/store_tensors.h"
+#include "concerto/cli/backends.h"
+#include "concerto/cli/overrides.h"
+#include "concerto/data/batch_source.h"
+#include "concerto/train/executor.h"
+
+namespace concerto {
+namespace {
+
+struct EvalArguments {
+  std::string config, model, data, checkpoint, dtype = "f32", backend = "cpu";
+  int64_t seq_length = 1024, micro_batch_size = 8, max_batches = 0;
+  bool json = false;
+};
+
+// From --model DIR: a config made of the folder's own.
+RunConfig config_of_folder(const EvalArguments& a) {
+  RunConfig c;
+  c.model.path = a.model;
+  c.model.init = InitFrom::kPretrained;
+  c.model.config = load_model_config(a.model);
+  c.data.valid = {{a.data, 1.0}};
+  c.training.seq_length = a.seq_length;
+  c.training.micro_batch_size = a.micro_batch_size;
+  c.training.dtype = a.dtype;
+  c.training.eval_batches = a.max_batches;
+  c.backend = a.backend;
+  return c;
+}
+
+// The weights of a run: the named checkpoint, else its latest, else the folder it starts from.
+std::unique_ptr<ParameterStore> load_weights(const RunConfig& c, const std::string& checkpoint, std::string& from) {
+  const ModelConfig& m = c.model.config;
+  from = !checkpoint.empty() ? checkpoint : c.run.dir.empty() ? "" : find_latest(c.run.dir).path;
+  const DType compute = compute_dtype(c.training.dtype);
+  if (from.empty()) {
+    if (c.model.init != InitFrom::kPretrained)
+      throw Error(ErrorCode::kCheckpoint, c.run.dir, "holds no checkpoint to evaluate", "Train first, or give --checkpoint or --model.");
+    from = c.model.path;
+    return load_hf_store(c.model.path, m, compute, StoreUse::kInfer);
+  }
+  auto store = std::make_unique<ParameterStore>(tensor_specs(m), compute, StoreUse::kInfer);
+  const CheckpointReader reader(from);
+  std::vector<float> values;
+  for (int i = 0; i < store->size(); ++i) {
+    const TensorSpec& s = store->specs()[static_cast<size_t>(i)];
+    values.resize(static_cast<size_t>(s.shape.elements()));
+    reader.read(std::string(kWeightPrefix) + s.name, View(values.data(), s.shape, DType::kF32));
+    store->set(i, values.data());
+  }
+  return store;
+}
+
+void run_eval(const EvalArguments& a, const std::vector<std::string>& rest) {
+  if (a.config.empty() == a.model.empty())
+    throw Error(ErrorCode::kUsage, "eval", "wants a CONFIG or --model DIR, one of them", "For example: concerto eval examples/quickstart.yaml");
+  if (!a.model.empty() && a.data.empty())
+    throw Error(ErrorCode::kUsage, "eval", "--model wants --data", "Give the prefix of a .bin/.idx pair, as in --data data/quickstart/valid.");
+  RunConfig c = a.model.empty() ? load_run_config(a.config, parse_overrides(rest)) : config_of_folder(a);
+  if (!a.data.empty()) c.data.valid = {{a.data, 1.0}};
+  if (c.data.valid.empty()) throw Error(ErrorCode::kConfig, "data.valid", "is empty", "Set it, or give --data PREFIX.");
+  ThreadPool pool(c.run.threads);
+  std::string from;
+  const auto store = load_weights(c, a.checkpoint, from);
+  const ModelConfig& m = c.model.config;
+  const Stage stage(m, *store, Recompute::kNone, c.training.seq_length);
+  const int64_t rows = c.training.micro_batch_size;
+  Executor executor(stage, *store, backend_by_name(c.backend), pool, {.max_tokens = rows * c.training.seq_length, .train = false});
+  BatchSource source({.sources = c.data.valid,
+                      .vocab_size = m.vocab_size,
+                      .seq_length = c.training.seq_length,
+                      .pad_id = static_cast<int32_t>(std::max<int64_t>(0, m.pad_token_id)),
+                      .document_mask = c.data.document_mask,
+                      .shuffle = false,
+                      .one_pass = true});
+  int64_t samples = source.rows_per_pass();
+  if (c.training.eval_batches > 0) samples = std::min(samples, c.training.eval_batches * rows);
+  StepOutput out;
+  std::vector<MicroBatch> batches;
+  for (int64_t at = 0; at < samples; at += rows) {
+    source.fill(at, std::min(rows, samples - at), rows, batches);
+    for (const MicroBatch& b : batches) executor.evaluate(b, out);
+  }
+  if (a.json)
+    fmt::print("{}\n", nlohmann::json{{"weights", from}, {"loss", out.loss()}, {"perplexity", std::exp(out.loss())}, {"tokens", out.loss_count[0]}, {"sequences", samples}}.dump());
+  else
+    fmt::print("weights    {}\nloss       {:.6f}\nperplexity {:.4f}\ntokens     {} in {} sequences\n", from, out.loss(), std::exp(out.loss()), out.loss_count[0], samples);
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app) {
+  auto a = std::make_shared<EvalArguments>();
+  CLI::App* c = app.add_subcommand("eval", "loss and perplexity on a data set");
+  c->add_option("CONFIG", a->config, "a run's config: its latest checkpoint on data.valid");
+  c->add_option("--model", a->model, "a Hugging Face folder in place of a config");
+  c->add_option("--data", a->data, "prefix of a .bin/.idx pair");
+  c->add_option("--checkpoint", a->checkpoint, "this checkpoint, not the run's latest");
+  c->add_option("--seq-length", a->seq_length, "with --model")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("--micro-batch-size", a->micro_batch_size, "with --model")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("--max-batches", a->max_batches, "with --model: micro-batches at most; 0: all")->capture_default_str();
+  c->add_option("--dtype", a->dtype, "with --model: f32 | bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  c->add_option("--backend", a->backend, "with --model: cpu | ref")->capture_default_str();
+  c->add_flag("--json", a->json, "print one JSON object");
+  c->allow_extras();
+  c->callback([a, c] { run_eval(*a, c->remaining()); });
+}
+
+}  // namespace concerto

@@ -1,0 +1,54 @@
+#include "concerto/checkpoint/store_tensors.h"
+#include "concerto/optim/lr_schedule.h"
+#include "concerto/train/trainer.h"
+
+namespace concerto {
+
+StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, bool poison)
+    : config_(config), pool_(pool) {
+  const ModelConfig& model = config.model.config;
+  const TrainingSection& t = config.training;
+  const DType compute = compute_dtype(t.dtype);
+  check_backend(backend, compute);
+  store_ = std::make_unique<ParameterStore>(tensor_specs(model), compute, StoreUse::kTrain);
+  stage_ = std::make_unique<Stage>(model, *store_, config.parallel.recompute, t.seq_length);
+  const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
+  schedule_ = build_schedule(config.parallel.schedule, (t.global_batch_size + rows - 1) / rows);
+  validate_schedule(schedule_);
+  executor_ = std::make_unique<Executor>(*stage_, *store_, backend, pool,
+                                         ExecutorOptions{.max_tokens = rows * t.seq_length,
+                                                         .split = schedule_.split,
+                                                         .slots = schedule_.slots,
+                                                         .loss_average = t.loss_average,
+                                                         .poison = poison});
+  optimizer_ = std::make_unique<Optimizer>(*store_, config.optimizer);
+  predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes();
+}
+
+void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report, std::string& why) {
+  const ModelConfig& model = config_.model.config;
+  store_->zero_gradients(pool_);
+  executor_->run(schedule_, micro_batches, output_);
+  report.step = step;
+  report.steps = config_.training.steps;
+  report.loss = output_.loss();
+  report.aux_loss = output_.aux_loss;
+  report.total_loss = report.loss + (model.output_router_logits ? model.router_aux_loss_coef * report.aux_loss : 0.0);
+  const int64_t depth = model.num_nextn_predict_layers;
+  report.mtp_losses.resize(static_cast<size_t>(depth));
+  for (int64_t m = 0; m < depth; ++m) {
+    report.mtp_losses[static_cast<size_t>(m)] = output_.loss(static_cast<int>(m) + 1);
+    report.total_loss += model.mtp_loss_scaling_factor / static_cast<double>(depth) * output_.loss(static_cast<int>(m) + 1);
+  }
+  report.lr = learning_rate(config_.optimizer, config_.training.steps, step);
+  report.tokens = output_.tokens;
+  report.moe_layers.assign(stage_->moe_layers().begin(), stage_->moe_layers().end());
+  report.tokens_per_expert = output_.tokens_per_expert;
+  set_expert_max_over_mean(report);
+  report.grad_norm = optimizer_->gradient_norm(executor_->ops());
+  why = guard ? guard->judge(report.loss, report.grad_norm) : std::string();
+  report.skipped = !why.empty();
+  if (!report.skipped) optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
+}
+
+}  // namespace concerto

@@ -1,0 +1,276 @@
+#include "concerto/train/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include "concerto/checkpoint/store_tensors.h"
+#include "concerto/train/human_units.h"
+#include "concerto/train/signals.h"
+
+namespace concerto {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+BatchSourceOptions source_options(const RunConfig& c, bool valid) {
+  const ModelConfig& m = c.model.config;
+  return {.sources = valid ? c.data.valid : c.data.train,
+          .vocab_size = m.vocab_size,
+          .seq_length = c.training.seq_length,
+          .mtp_depth = valid ? 0 : m.num_nextn_predict_layers,
+          .pad_id = static_cast<int32_t>(std::max<int64_t>(0, m.pad_token_id)),
+          .seed = static_cast<uint64_t>(c.run.seed),
+          .document_mask = c.data.document_mask,
+          .shuffle = c.data.shuffle && !valid,
+          .one_pass = valid};
+}
+
+}  // namespace
+
+Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style)
+    : config_((check_trainable(config), config)),
+      baseline_bytes_(read_process_memory().rss_bytes),
+      start_time_(now()),
+      folder_(config_),
+      progress_({.style = style, .log_every_steps = config_.monitor.log_every_steps}),
+      source_(source_options(config_, false)),
+      engine_(config_, backend, pool),
+      guard_(config_.training.spike_factor) {
+  if (!config_.data.valid.empty()) valid_ = std::make_unique<BatchSource>(source_options(config_, true));
+  for (const std::string& note : folder_.notes()) progress_.log("passed over " + note);
+  if (folder_.resume_path().empty()) {
+    if (config_.model.init == InitFrom::kPretrained)
+      start_from_weights();
+    else
+      engine_.store().initialize(config_.model.config, config_.model.init_method, static_cast<uint64_t>(config_.run.seed), pool);
+  } else {
+    resume();
+  }
+  meta_.config_hash = run_config_hash(config_);
+  meta_.model_config = model_config_json(config_.model.config, "float32");
+  meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
+  first_step_ = step_ + 1;
+  describe();
+
+  metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_, [this](const std::string& line) { progress_.log(line); });
+  if (config_.monitor.tensorboard)
+    events_ = std::make_unique<EventWriter>(folder_.dir(), step_, [this](const std::string& line) { progress_.log(line); });
+  if (config_.monitor.trace_steps.size() == 2)
+    trace_ = std::make_unique<TraceWriter>(folder_.file("trace.json"), config_.monitor.trace_steps[0], config_.monitor.trace_steps[1]);
+  engine_.executor().set_trace(trace_.get());
+  const TrainingSection& t = config_.training;
+  const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
+                        int64_t step, std::vector<MicroBatch>& out) { source_.fill((step - 1) * n, n, rows, out); };
+  prefetcher_ = std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch);
+  saved_time_ = now();
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::start_from_weights() {
+  for (const std::string& line : load_hf_weights(config_.model.path, config_.model.config, engine_.store())) progress_.log(line);
+}
+
+void Trainer::resume() {
+  const std::vector<NamedTensor> tensors = checkpoint_tensors(engine_.store());
+  load_checkpoint(folder_.resume_path(), meta_, tensors);
+  if (!meta_.config_hash.empty() && meta_.config_hash != run_config_hash(config_))
+    throw Error(ErrorCode::kCheckpoint, folder_.resume_path(), "was saved by a run with other settings (model, data, training, optimizer or seed)",
+                "Use the config.yaml of its run folder, or start from its exported model with model.init: pretrained.");
+  engine_.store().refresh_copies();
+  guard_.restore(meta_.loss_history);
+  step_ = meta_.step;
+  saved_step_ = step_;
+  const auto counter = [&](const char* name) {
+    const auto it = meta_.counters.find(name);
+    return it == meta_.counters.end() ? int64_t{0} : static_cast<int64_t>(it->second);
+  };
+  skipped_ = counter("skipped_steps");
+  progress_.log(fmt::format("going on from {} (step {})", folder_.resume_path(), step_));
+}
+
+// The cheap upper bound of what reading maps: the run's own tokens, or all of the files.
+int64_t Trainer::mapped_data_bytes() const {
+  int64_t files = 0;
+  for (const DataSource& s : config_.data.train) {
+    std::error_code ignored;
+    for (const char* end : {".bin", ".idx", ".lsm"}) {
+      const auto size = std::filesystem::file_size(s.path + end, ignored);
+      if (!ignored) files += static_cast<int64_t>(size);
+    }
+  }
+  const TrainingSection& t = config_.training;
+  return std::min(files, t.steps * t.global_batch_size * (t.seq_length + 1) * 4);
+}
+
+void Trainer::describe() {
+  const ModelConfig& m = config_.model.config;
+  progress_.log(fmt::format("model     {} parameters, {} active a token, {}", format_count(static_cast<double>(parameter_count(m))),
+                            format_count(static_cast<double>(active_parameter_count(m))), config_.training.dtype));
+  for (const SourceInfo& s : source_.sources()) {
+    progress_.log(fmt::format("data      {}: {} tokens in {} documents", s.path, format_count(static_cast<double>(s.tokens)),
+                              format_count(static_cast<double>(s.documents))));
+    if (s.dropped_documents > 0)
+      progress_.log(fmt::format("data      {}: {} records are longer than training.seq_length and left out", s.path, s.dropped_documents));
+  }
+  progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + engine_.predicted_bytes() + mapped_data_bytes())));
+  const TrainingSection& t = config_.training;
+  progress_.log(fmt::format("run       {}: steps {} to {}, {} tokens a step", folder_.dir(), step_ + 1, t.steps,
+                            format_count(static_cast<double>(t.global_batch_size * t.seq_length))));
+}
+
+RunSummary Trainer::run() {
+  const StopSignals signals;
+  RunSummary summary;
+  while (step_ < config_.training.steps && StopSignals::requested() == 0) {
+    one_step();
+    const TrainingSection& t = config_.training;
+    const bool last = step_ == t.steps;
+    if (valid_ && (last || (t.eval_every_steps > 0 && step_ % t.eval_every_steps == 0))) evaluate();
+    if (last || should_save()) save();
+  }
+  if (const int signal = StopSignals::requested()) {
+    summary.stopped_by = signal == 2 ? "Ctrl-C" : "SIGTERM";
+    if (saved_step_ != step_) save();
+  }
+  if (trace_) trace_->finish();
+  finish(summary);
+  return summary;
+}
+
+void Trainer::one_step() {
+  const double begin = now();
+  const int64_t next = step_ + 1;
+  if (trace_) trace_->begin_step(next);
+  const std::vector<MicroBatch>& micro_batches = prefetcher_->next();
+  engine_.step(next, micro_batches, &guard_, report_, why_);
+  if (trace_) trace_->end_step();
+  if (report_.skipped) handle_bad_step(why_, micro_batches);
+  step_ = next;
+  meta_.valid_loss.reset();
+  const double seconds = now() - begin;
+  train_seconds_ += seconds;
+  report_step(seconds);
+}
+
+void Trainer::handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches) {
+  const int64_t n = config_.training.global_batch_size, first = step_ * n;
+  const std::string bad = first_bad_tensor(engine_.executor(), engine_.store(), micro_batches);
+  const std::string text = fmt::format("{}; batch: samples {} to {}; first bad tensor: {}", why, first, first + n - 1, bad);
+  constexpr int64_t kMostInARow = 20;  // weights that are broken never give a good step again
+  ++skipped_;
+  if (config_.training.on_bad_loss == BadStep::kStop || ++skipped_in_a_row_ > kMostInARow)
+    throw Error(ErrorCode::kNumeric, fmt::format("step {}", step_ + 1), text,
+                "Lower optimizer.lr, raise warmup_steps, or skip such batches with training.on_bad_loss: skip.");
+  progress_.log(fmt::format("step {} skipped: {}", step_ + 1, text));
+}
+
+void Trainer::report_step(double seconds) {
+  if (!report_.skipped) skipped_in_a_row_ = 0;
+  report_.seconds = seconds;
+  report_.tokens_per_s = static_cast<double>(report_.tokens) / seconds;
+  report_.peak_bytes = read_process_memory().peak_bytes;
+  tokens_ += report_.tokens;
+  metrics_->write(report_);
+  if (events_) events_->write(report_);
+  progress_.step(report_);
+}
+
+void Trainer::evaluate() {
+  progress_.status("evaluating");
+  const double begin = now();
+  const TrainingSection& t = config_.training;
+  const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size), all = valid_->rows_per_pass();
+  const int64_t samples = t.eval_batches > 0 ? std::min(all, t.eval_batches * rows) : all;
+  valid_output_.loss_sum = {};
+  valid_output_.loss_count = {};
+  for (int64_t at = 0; at < samples && StopSignals::requested() == 0; at += rows) {
+    valid_->fill(at, std::min(rows, samples - at), rows, valid_batches_);
+    for (const MicroBatch& b : valid_batches_) engine_.executor().evaluate(b, valid_output_);
+  }
+  if (StopSignals::requested() != 0) return;  // half an evaluation says nothing
+  const EvalReport report{.step = step_, .valid_loss = valid_output_.loss(), .valid_tokens = valid_output_.loss_count[0], .seconds = now() - begin};
+  meta_.valid_loss = report.valid_loss;
+  if (report.valid_loss < meta_.best_valid_loss) {
+    meta_.best_valid_loss = report.valid_loss;
+    meta_.best_step = step_;
+  }
+  metrics_->write(report);
+  if (events_) events_->write(report);
+  progress_.eval(report);
+}
+
+bool Trainer::should_save() const {
+  const CheckpointSection& c = config_.checkpoint;
+  if (c.every_steps > 0 && step_ % c.every_steps == 0) return true;
+  return c.every_minutes > 0 && now() - saved_time_ >= c.every_minutes * 60;
+}
+
+// A checkpoint that cannot be written (full disk) is an alarm, not the end of the run: the last good one stays.
+void Trainer::save() {
+  progress_.status(fmt::format("saving checkpoint {}", step_));
+  meta_.step = step_;
+  meta_.samples = step_ * config_.training.global_batch_size;
+  meta_.loss_history = guard_.history();
+  meta_.counters["skipped_steps"] = static_cast<double>(skipped_);
+  saved_time_ = now();
+  try {
+    metrics_->sync();
+    save_checkpoint(folder_.dir(), meta_, checkpoint_tensors(engine_.store()));
+    saved_step_ = step_;
+    remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::kIo) throw;
+    progress_.log(fmt::format("WARNING: checkpoint {} could not be saved: {}", step_, e.what()));
+  }
+}
+
+void Trainer::finish(RunSummary& s) {
+  const std::string dir = folder_.dir();
+  if (step_ == config_.training.steps && config_.checkpoint.export_model) {
+    progress_.status("exporting the model");
+    try {
+      HfExport options;
+      options.dtype = config_.training.dtype == "bf16" ? DType::kBF16 : DType::kF32;
+      if (!meta_.tokenizer.empty()) options.copy_files = tokenizer_files(meta_.tokenizer);
+      options.replace = true;
+      export_hf_store(dir + "/model", config_.model.config, engine_.store(), options);
+      exported_ = dir + "/model";
+    } catch (const Error& e) {
+      if (e.code != ErrorCode::kIo) throw;
+      progress_.log(fmt::format("WARNING: the model could not be exported: {}", e.what()));
+    }
+  }
+  progress_.finish();
+  LossCurves curves;
+  try {
+    curves = write_loss_svg(dir);
+  } catch (const Error& e) {
+    progress_.log(fmt::format("WARNING: no picture of the loss: {}", e.what()));
+  }
+  s.run_dir = dir;
+  s.first_step = first_step_;
+  s.step = step_;
+  s.steps = config_.training.steps;
+  s.final_loss = curves.train.y.empty() ? report_.loss : curves.train.y.back();
+  if (meta_.best_step >= 0) {
+    s.best_valid_loss = meta_.best_valid_loss;
+    s.best_valid_step = meta_.best_step;
+  }
+  s.tokens = tokens_;
+  s.seconds = now() - start_time_;
+  s.train_seconds = train_seconds_;
+  s.skipped_steps = skipped_;
+  s.memory = {.baseline_bytes = baseline_bytes_,
+              .predicted_bytes = engine_.predicted_bytes() + mapped_data_bytes(),
+              .peak_bytes = read_process_memory().peak_bytes};
+  s.outputs = find_outputs(dir);
+  const TerminalStyle style = detect_terminal(STDOUT_FILENO);
+  fmt::print("{}", format_summary(s, curves, terminal_width(STDOUT_FILENO), style.unicode));
+  std::fflush(stdout);
+}
+
+}  // namespace concerto

@@ -1,0 +1,100 @@
+// The training loop: data, steps, evaluation, checkpoints, what the user sees, and what happens when a step goes wrong.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "concerto/checkpoint/checkpoint.h"
+#include "concerto/data/batch_source.h"
+#include "concerto/data/prefetcher.h"
+#include "concerto/optim/optimizer.h"
+#include "concerto/train/bad_step.h"
+#include "concerto/train/executor.h"
+#include "concerto/train/metrics.h"
+#include "concerto/train/progress.h"
+#include "concerto/train/run_folder.h"
+#include "concerto/train/summary.h"
+#include "concerto/train/tensorboard.h"
+
+namespace concerto {
+
+// Everything that a step needs, and nothing of files: model, store, executor, optimizer. `train`, `bench step` and tests step the same object.
+class StepEngine {
+ public:
+  StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, bool poison = false);
+
+  // Forward, backward, norm, clipping and update on `micro_batches`. Fills the numbers of `report` (not its times); a step that `guard` (may be
+  // null) finds bad changes no weight and is marked skipped; `why` then says why.
+  void step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report, std::string& why);
+
+  ParameterStore& store() { return *store_; }
+  Executor& executor() { return *executor_; }
+  const Stage& stage() const { return *stage_; }
+  int64_t predicted_bytes() const { return predicted_bytes_; }
+
+ private:
+  const RunConfig& config_;
+  ThreadPool& pool_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<Stage> stage_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Optimizer> optimizer_;
+  Schedule schedule_;
+  StepOutput output_;
+  int64_t predicted_bytes_ = 0;
+};
+
+class Trainer {
+ public:
+  // Error if anything about the run is wrong; nothing is written before all of it is checked but the run folder's config.yaml.
+  Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style);
+  ~Trainer();
+
+  RunSummary run();  // to the end, or to a signal
+  StepEngine& engine() { return engine_; }
+  const std::string& exported_model() const { return exported_; }  // the HF folder that was left, or empty
+  void log(const std::string& line) { progress_.log(line); }
+
+ private:
+  void start_from_weights();
+  void resume();
+  void describe();
+  void one_step();
+  void handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches);
+  void report_step(double seconds);
+  void evaluate();
+  bool should_save() const;
+  void save();
+  void finish(RunSummary& summary);
+  int64_t mapped_data_bytes() const;
+
+  RunConfig config_;
+  int64_t baseline_bytes_;
+  double start_time_;
+  RunFolder folder_;
+  Progress progress_;
+  BatchSource source_;
+  std::unique_ptr<BatchSource> valid_;
+  StepEngine engine_;
+  LossGuard guard_;
+  int64_t step_ = 0, first_step_ = 1;  // steps done; first of this process
+  CheckpointMeta meta_;
+  int64_t saved_step_ = -1;
+  double saved_time_ = 0;
+  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<EventWriter> events_;
+  std::unique_ptr<TraceWriter> trace_;
+  StepReport report_;
+  std::string why_;
+  std::vector<MicroBatch> valid_batches_;
+  StepOutput valid_output_;
+  int64_t tokens_ = 0, skipped_ = 0, skipped_in_a_row_ = 0;
+  double train_seconds_ = 0;
+  std::string exported_;
+};
+
+}  // namespace concerto
