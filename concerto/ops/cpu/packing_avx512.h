@@ -17,9 +17,13 @@ inline __m512i load_row(const Bits16* p, int64_t count) {
 
 template <class S>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
+  constexpr int64_t kAhead = 256 / sizeof(S);  // many short streams: more than the processor follows by itself
   __m512i r[16], t[16];
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = i < n ? load_row(from + i * stride, k) : _mm512_setzero_si512();
+  for (int i = 0; i < 16; ++i) {
+    __builtin_prefetch(from + (i < n ? i : 0) * stride + kAhead);
+    r[i] = i < n ? load_row(from + i * stride, k) : _mm512_setzero_si512();
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);

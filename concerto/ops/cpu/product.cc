@@ -49,7 +49,7 @@ struct Workspace {
   float* sums;
 };
 
-// `count` equal pieces of at least `words` each, a piece per thread.
+// A workspace for each thread, side by side.
 class Workspaces {
  public:
   Workspaces(const Context& ctx, int64_t a_words, int64_t b_words, int64_t sums)
@@ -87,8 +87,16 @@ Range part_of(int64_t n, int64_t parts, int64_t i, int64_t grain) {
   return {std::min(n, units * i / parts * grain), std::min(n, units * (i + 1) / parts * grain)};
 }
 
+// Rows of group e of `rows`.
 Range group_rows(const int32_t* offsets, int64_t e, int64_t rows) {
   return offsets ? Range{offsets[e], offsets[e + 1]} : Range{0, rows};
+}
+
+void check_groups(const int32_t* offsets, int64_t groups, int64_t rows) {
+  if (!offsets) return;
+  CHECK(offsets[0] == 0 && offsets[groups] <= rows, "offsets from {} to {}, {} rows", offsets[0], offsets[groups],
+        rows);
+  for (int64_t e = 0; e < groups; ++e) CHECK(offsets[e] <= offsets[e + 1], "offsets fall at group {}", e);
 }
 
 }  // namespace
@@ -102,14 +110,15 @@ const ProductKernels& product_kernels(Isa isa, bool bf16) {
 }
 
 void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
+  if (p.a.rows() == 0 || p.n == 0) return;
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
   const int64_t rows = p.a.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
   TileSize size = choose_tile(kRowTile, rows, p.n, ctx.pool->size());
   while (words * size.columns > kKeptWords && size.columns > kNarrowestKept) size.columns /= 2;
   const int64_t column_blocks = ceil_div(p.n, size.columns);
-  const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), std::max<int64_t>(column_blocks, 1));
+  const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), column_blocks);
   const int64_t kept = std::min(words, kKeptWords / size.columns / kTileWords * kTileWords),
-                strides = ceil_div(words, std::max<int64_t>(kept, 1));
+                strides = ceil_div(words, kept);
   const int64_t a_panel = a_panel_words(kernels), b_panel = kept * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
@@ -119,6 +128,7 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   auto* held = static_cast<int64_t*>(
       ctx.scratch->take_bytes(ctx.pool->size() * kAlignment));  // what each thread's b holds, a cache line each
   if (ctx.dry_run) return;
+  check_groups(p.offsets, p.groups, rows);
 
   tiles.first[0] = 0;
   for (int64_t e = 0; e < p.groups; ++e)
@@ -129,6 +139,12 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   const auto pack_b = (p.reduce_rows ? kernels.pack_b_cols : kernels.pack_b_rows)[source_of(p.b_type)];
   const auto store = kernels.store[source_of(p.out.dtype)];
   const int64_t b_stride = p.reduce_rows ? p.n : k;
+  // Whole panels without a bias go from registers to the output.
+  const bool bf16_out = p.out.dtype == DType::kBF16;
+  const Finish finish = p.bias || (bf16_out && p.accumulate) ? Finish::kKeep
+                        : bf16_out                           ? Finish::kStoreBF16
+                        : p.accumulate                       ? Finish::kAddF32
+                                                             : Finish::kStoreF32;
 
   ctx.pool->parallel_dynamic(tiles.count(), [&](int64_t tile, int thread) {
     const Workspace space = workspaces.of(thread);
@@ -144,7 +160,8 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
 
     const int64_t panels = ceil_div(columns.size(), kernels.nr), sums_stride = panels * kernels.nr;
     const void* b = at(p.b, e * p.n * k, p.b_type);
-    for (int64_t s = 0; s < std::max<int64_t>(strides, 1); ++s) {
+    char* out = const_cast<char*>(at(p.out.data, r.begin * p.out.row_stride + columns.begin, p.out.dtype));
+    for (int64_t s = 0; s < strides; ++s) {
       const int64_t kept_begin = s * kept, kept_end = std::min(words, kept_begin + kept);
       if (const int64_t key = e * column_blocks + column_block; strides > 1 || holds != key) {
         const int64_t from = kept_begin * kernels.unit, count = std::min(k, kept_end * kernels.unit) - from;
@@ -152,28 +169,36 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
                b_stride, columns.size(), count, space.b, b_panel);
         holds = key;
       }
-      for (int64_t w = kept_begin; w < kept_end || w == 0; w += kTileWords) {
-        const int64_t w_end = std::min(kept_end, w + kTileWords), from = w * kernels.unit,
-                      count = std::min(k, w_end * kernels.unit) - from;
-        pack_a(at(p.a.data, r.begin * p.a.row_stride + from, p.a.dtype), p.a.row_stride, r.size(), count, space.a,
-               a_panel);
-        kernels.tile(space.a, a_panel, space.b + (w - kept_begin) * kernels.nr, b_panel, space.sums, sums_stride,
-                     r.size(), panels, w_end - w, w == 0);
+      for (int64_t w = kept_begin; w < kept_end; w += kTileWords) {
+        const int64_t w_end = std::min(kept_end, w + kTileWords), from = w * kernels.unit;
+        pack_a(at(p.a.data, r.begin * p.a.row_stride + from, p.a.dtype), p.a.row_stride, r.size(),
+               std::min(k, w_end * kernels.unit) - from, space.a, a_panel);
+        const uint32_t* b_words = space.b + (w - kept_begin) * kernels.nr;
+        const int64_t straight = w_end == words && finish != Finish::kKeep ? columns.size() / kernels.nr : 0;
+        if (straight > 0)
+          kernels.tile(space.a, a_panel, b_words, b_panel, space.sums, sums_stride, r.size(), straight, w_end - w,
+                       w == 0, finish, out, p.out.row_stride);
+        if (straight < panels)
+          kernels.tile(space.a, a_panel, b_words + straight * b_panel, b_panel, space.sums + straight * kernels.nr,
+                       sums_stride, r.size(), panels - straight, w_end - w, w == 0, Finish::kKeep, nullptr, 0);
       }
     }
-    store(space.sums, sums_stride, r.size(), columns.size(), p.bias ? p.bias + columns.begin : nullptr,
-          const_cast<char*>(at(p.out.data, r.begin * p.out.row_stride + columns.begin, p.out.dtype)), p.out.row_stride,
-          p.accumulate);
+    const int64_t stored = finish == Finish::kKeep ? 0 : columns.size() / kernels.nr * kernels.nr;
+    if (stored < columns.size())
+      store(space.sums + stored, sums_stride, r.size(), columns.size() - stored,
+            p.bias ? p.bias + columns.begin + stored : nullptr, out + stored * dtype_bytes(p.out.dtype),
+            p.out.row_stride, p.accumulate);
   });
 }
 
 void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
+  if (p.a.rows() == 0 || p.b.cols() == 0) return;
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16);
   const int64_t rows = p.a.rows(), m = p.a.cols(), n = p.b.cols();
   const TileSize size = choose_tile(kWeightTile, m, n, ctx.pool->size());
   const int64_t row_blocks = ceil_div(m, size.rows), column_blocks = ceil_div(n, size.columns),
                 blocks = row_blocks * column_blocks;
-  const int64_t panels_max = ceil_div(ceil_div(n, kernels.nr), std::max<int64_t>(column_blocks, 1));
+  const int64_t panels_max = ceil_div(ceil_div(n, kernels.nr), column_blocks);
   const int64_t step = kTileWords * kernels.unit;  // rows of the sum taken at a time
   const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
 
@@ -182,6 +207,7 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
                               size.rows * panels_max * kernels.nr);
   auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
   if (ctx.dry_run) return;
+  check_groups(p.offsets, p.groups, rows);
 
   // Groups with most rows first, so that the last tiles to be taken are small ones.
   int64_t groups = 0;
@@ -203,15 +229,24 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
                 j = part_of(n, column_blocks, local % column_blocks, kernels.nr);
     if (i.size() == 0 || j.size() == 0) return;
     const int64_t panels = ceil_div(j.size(), kernels.nr), sums_stride = panels * kernels.nr;
+    float* out = p.out + (e * m + i.begin) * n + j.begin;
     for (int64_t r = group.begin; r < group.end; r += step) {
       const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
       pack_a(at(p.a.data, r * p.a.row_stride + i.begin, p.a.dtype), p.a.row_stride, i.size(), count, space.a, a_panel);
       pack_b(at(p.b.data, r * p.b.row_stride + j.begin, p.b.dtype), p.b.row_stride, j.size(), count, space.b, b_panel);
-      kernels.tile(space.a, a_panel, space.b, b_panel, space.sums, sums_stride, i.size(), panels, words,
-                   r == group.begin);
+      const bool first = r == group.begin, last = r + step >= group.end;
+      const int64_t straight = last ? j.size() / kernels.nr : 0;
+      if (straight > 0)
+        kernels.tile(space.a, a_panel, space.b, b_panel, space.sums, sums_stride, i.size(), straight, words, first,
+                     Finish::kAddF32, out, n);
+      if (straight < panels)
+        kernels.tile(space.a, a_panel, space.b + straight * b_panel, b_panel, space.sums + straight * kernels.nr,
+                     sums_stride, i.size(), panels - straight, words, first, Finish::kKeep, nullptr, 0);
     }
-    kernels.store[kSourceF32](space.sums, sums_stride, i.size(), j.size(), nullptr,
-                              p.out + (e * m + i.begin) * n + j.begin, n, true);
+    const int64_t stored = j.size() / kernels.nr * kernels.nr;
+    if (stored < j.size())
+      kernels.store[kSourceF32](space.sums + stored, sums_stride, i.size(), j.size() - stored, nullptr, out + stored, n,
+                                true);
   });
 }
 

@@ -9,6 +9,8 @@ namespace {
 
 constexpr int kUnit = 1, kRows = 6, kVectors = 2;
 
+struct Bits16;
+
 struct Vec {
   static constexpr int64_t kLanes = 8;
   using Sum = __m256;
@@ -17,6 +19,16 @@ struct Vec {
   static Sum add(Sum a, Sum b) { return _mm256_add_ps(a, b); }
   static Sum load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Sum x) { _mm256_storeu_ps(p, x); }
+  static void store_bf16(Bits16* p, Sum x) {  // as from_float in product_kernels_body.h
+    const __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16);
+    const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i bits = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
   static Words load_words(const uint32_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
   static Words broadcast(const uint32_t* p) { return _mm256_broadcast_ss(reinterpret_cast<const float*>(p)); }
   static Sum multiply_add(Sum s, Words a, Words b) { return _mm256_fmadd_ps(a, b, s); }

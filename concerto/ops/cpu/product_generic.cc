@@ -6,6 +6,8 @@ namespace {
 
 constexpr int kUnit = 1, kRows = 4, kVectors = 2;
 
+struct Bits16;
+
 struct Vec {
   static constexpr int64_t kLanes = 4;
   struct Sum {
@@ -21,6 +23,7 @@ struct Vec {
   static void store(float* p, Sum x) {
     for (int i = 0; i < kLanes; ++i) p[i] = x.lane[i];
   }
+  static void store_bf16(Bits16* p, Sum x);
   static Words load_words(const uint32_t* p) {
     Words w;
     __builtin_memcpy(&w, p, sizeof w);
@@ -54,6 +57,10 @@ void pack_line(const S* low, const S* high, int64_t n, uint32_t* to) {
     pack_line_plain<S, kWidth>(low, high, kWidth, to);  // a count that the compiler knows
   else
     pack_line_plain<S, kWidth>(low, high, n, to);
+}
+
+inline void Vec::store_bf16(Bits16* p, Sum x) {
+  for (int i = 0; i < kLanes; ++i) from_float(x.lane[i], p + i);
 }
 
 constexpr ProductKernels kTable = make_table();

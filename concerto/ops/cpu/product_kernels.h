@@ -21,6 +21,9 @@ constexpr int64_t kPanelGap = 16;
 // What products read. bf16 data comes as its bits.
 enum Source { kSourceF32 = 0, kSourceBF16 = 1 };
 
+// Where the sums of a tile go: to c, or rounded once to out.
+enum class Finish { kKeep, kStoreF32, kStoreBF16, kAddF32 };
+
 struct ProductKernels {
   int unit;  // elements in a word
   int mr;    // rows of a register tile
@@ -37,9 +40,12 @@ struct ProductKernels {
   // B [k, n] -> the same.
   void (*pack_b_cols[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
 
-  // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` overwrites c.
+  // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` overwrites c. The last words of a reduction
+  // may go on to `out` instead, as `finish` says; c is then only read, and not at all if the last words are also the
+  // first.
   void (*tile)(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
-               int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first);
+               int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
+               int64_t out_stride);
 
   // out = c + bias (+ out), rounded once; bias may be null. By the type of out.
   void (*store[2])(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,

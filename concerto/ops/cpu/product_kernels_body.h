@@ -4,7 +4,7 @@
 //
 // The including file defines before:
 //   kUnit; kRows (mr); kVectors (nr / kLanes)
-//   Vec: type Sum (kLanes f32), type Words (kLanes words), zero, add, load, store, load_words, broadcast,
+//   Vec: type Sum (kLanes f32), type Words (kLanes words), zero, add, load, store, store_bf16, load_words, broadcast,
 //   multiply_add(sum, a, b)
 // and declares before and defines after:
 //   pack_block<S>(from, stride, n, k, to, row_words): to[w][j] = word w of row j, for up to kLanes rows j < n and words
@@ -94,17 +94,35 @@ void pack_b_rows(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* 
     }
 }
 
-// kCount rows of a panel of A times one panel of B. Sums of earlier words wait in c; they are fetched while the
-// products run.
-template <int kCount>
-void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, int64_t words, bool first) {
-  typename Vec::Sum sum[kCount][kVectors];
+struct TileOut {
+  float* c;
+  int64_t c_stride;
+  void* out;
+  int64_t out_stride;
+  Finish finish;
+  bool first;
+};
+
+template <int kCount, class Each>
+inline void for_sums(Each each) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i) {
-    for (int64_t j = 0; j < kColumns; j += 16) __builtin_prefetch(c + i * c_stride + j, 1);
+  for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::zero();
-  }
+    for (int v = 0; v < kVectors; ++v) each(i, v);
+}
+
+// kCount rows of a panel of A times one panel of B. What the sums meet at the end is fetched while the products run.
+template <int kCount>
+void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut& to) {
+  typename Vec::Sum sum[kCount][kVectors];
+  for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::zero(); });
+  const bool to_c = to.finish == Finish::kKeep;
+  const auto* meets = static_cast<const char*>(to_c ? to.c : to.out);
+  const int64_t element = to.finish == Finish::kStoreBF16 ? 2 : 4,
+                stride = (to_c ? to.c_stride : to.out_stride) * element;
+  for (int64_t i = 0; i < kCount; ++i)
+    for (int64_t j = 0; j < kColumns * element; j += 64) __builtin_prefetch(meets + i * stride + j, 1);
+
   for (int64_t w = 0; w < words; ++w) {
     typename Vec::Words column[kVectors];
 #pragma GCC unroll 4
@@ -118,16 +136,30 @@ void tile_of(const uint32_t* a, const uint32_t* b, float* c, int64_t c_stride, i
     a += kRows;
     b += kColumns;
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = c + i * c_stride + v * kLanes;
-      Vec::store(to, first ? sum[i][v] : Vec::add(Vec::load(to), sum[i][v]));
-    }
+
+  const auto c = [&](int i, int v) { return to.c + i * to.c_stride + v * kLanes; };
+  const auto out = [&](int i, int v) { return i * to.out_stride + v * kLanes; };
+  if (!to.first) for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::add(Vec::load(c(i, v)), sum[i][v]); });
+  switch (to.finish) {
+    case Finish::kKeep:
+      for_sums<kCount>([&](int i, int v) { Vec::store(c(i, v), sum[i][v]); });
+      break;
+    case Finish::kStoreF32:
+      for_sums<kCount>([&](int i, int v) { Vec::store(static_cast<float*>(to.out) + out(i, v), sum[i][v]); });
+      break;
+    case Finish::kStoreBF16:
+      for_sums<kCount>([&](int i, int v) { Vec::store_bf16(static_cast<Bits16*>(to.out) + out(i, v), sum[i][v]); });
+      break;
+    case Finish::kAddF32:
+      for_sums<kCount>([&](int i, int v) {
+        float* p = static_cast<float*>(to.out) + out(i, v);
+        Vec::store(p, Vec::add(Vec::load(p), sum[i][v]));
+      });
+      break;
+  }
 }
 
-using TileFn = void (*)(const uint32_t*, const uint32_t*, float*, int64_t, int64_t, bool);
+using TileFn = void (*)(const uint32_t*, const uint32_t*, int64_t, const TileOut&);
 
 template <int kCount>
 constexpr void fill_tiles(TileFn* table) {
@@ -140,22 +172,34 @@ struct TileTable {
 };
 
 void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
-          int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first) {
+          int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
+          int64_t out_stride) {
   static constexpr TileTable kTiles;
+  const int64_t element = finish == Finish::kStoreBF16 ? 2 : 4;
   for (int64_t j = 0; j < panels; ++j) {
     const uint32_t* a_panel = a;
-    for (int64_t i = 0; i < rows; i += kRows, a_panel += a_panel_words)
-      kTiles.of[smaller(kRows, rows - i)](a_panel, b + j * b_panel_words, c + i * c_stride + j * kColumns, c_stride,
-                                          words, first);
+    for (int64_t i = 0; i < rows; i += kRows, a_panel += a_panel_words) {
+      const TileOut to{c + i * c_stride + j * kColumns,
+                       c_stride,
+                       static_cast<char*>(out) + (i * out_stride + j * kColumns) * element,
+                       out_stride,
+                       finish,
+                       first};
+      kTiles.of[smaller(kRows, rows - i)](a_panel, b + j * b_panel_words, words, to);
+    }
   }
 }
 
 template <class D>
 void store(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,
            int64_t out_stride, bool accumulate) {
+  constexpr int64_t kAhead = 4;
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = c + r * c_stride;
     D* to = static_cast<D*>(out) + r * out_stride;
+    if (r + kAhead < rows)
+      for (int64_t j = 0; j < cols; j += 64 / static_cast<int64_t>(sizeof(D)))
+        __builtin_prefetch(to + kAhead * out_stride + j, 1);
     if (bias && accumulate) {
       for (int64_t j = 0; j < cols; ++j) from_float(to_float(to[j]) + (from[j] + bias[j]), to + j);
     } else if (bias) {
