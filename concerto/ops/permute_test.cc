@@ -173,6 +173,8 @@ TEST(PermuteGradient, FiniteDifferences) {
   const Outputs back = run_f64(combine_backward_body(p, dy, rows, weights, false));
   check_gradient("combine drows", rows, back.at("drows").values,
                  [&](const Values& v) { return dot(dy, output_f64(combine_body(p, v, weights, &x), "y")); });
+  check_gradient("combine dadd", x, dy,
+                 [&](const Values& v) { return dot(dy, output_f64(combine_body(p, rows, weights, &v), "y")); });
   check_gradient("combine dweights", weights, back.at("dweights").values,
                  [&](const Values& v) { return dot(dy, output_f64(combine_body(p, rows, v, &x), "y")); });
 }
