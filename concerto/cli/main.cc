@@ -5,7 +5,6 @@
 #include <cstdio>
 
 #include "concerto/base/error.h"
-#include "concerto/cli/checkpoint_command.h"
 #include "concerto/cli/bench_command.h"
 #include "concerto/cli/checkpoint_command.h"
 #include "concerto/cli/config_command.h"
@@ -19,9 +18,13 @@ int main(int argc, char** argv) {
   CLI::App app("Concerto: trains large Mixture-of-Experts language models of the ERNIE 4.5 kind.", "concerto");
   app.set_version_flag("--version", "concerto " CONCERTO_VERSION);
   app.require_subcommand(1);
+  concerto::add_train_command(app);
+  concerto::add_eval_command(app);
+  concerto::add_generate_command(app);
   concerto::add_verify_command(app);
   concerto::add_data_command(app);
   concerto::add_checkpoint_command(app);
+  concerto::add_bench_command(app);
   concerto::add_config_command(app);
   try {
     app.parse(argc, argv);
