@@ -16,7 +16,7 @@
 namespace concerto {
 namespace {
 
-constexpr size_t kBatchBytes = 4 << 20;  // of text that is tokenized between two writes
+constexpr size_t kBatchBytes = 1 << 20;  // of text that is tokenized between two writes
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos; }
 

@@ -143,7 +143,7 @@ TEST(Pack, ABrokenLineIsNamedAndNothingIsLeft) {
 TEST(Pack, ReportsProgress) {
   const TemporaryFolder folder;
   std::string text;
-  for (int i = 0; i < 100000; ++i) text += "some line of text that is packed as a document of its own\n";
+  for (int i = 0; i < 20000; ++i) text += "some line of text that is packed as a document of its own\n";
   int64_t calls = 0, last = 0;
   const auto summary =
       pack(sample_tokenizer(),
@@ -156,7 +156,7 @@ TEST(Pack, ReportsProgress) {
            });
   EXPECT_GE(calls, 2);
   EXPECT_EQ(last, static_cast<int64_t>(text.size()));
-  EXPECT_EQ(summary.documents, 100000);
+  EXPECT_EQ(summary.documents, 20000);
 }
 
 TEST(Records, ANamelessTokenizerCannotEndADocument) {
