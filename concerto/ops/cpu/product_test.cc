@@ -50,8 +50,8 @@ Backend products_of(Isa isa) {
 struct Shape3 {
   int64_t m, n, k;
 };
-const Shape3 kShapes[] = {{1, 1, 1},    {5, 17, 3},   {13, 32, 33},   {67, 100, 64},  {50, 300, 129},
-                          {200, 96, 7}, {3, 50, 700}, {20, 40, 3000}, {300, 270, 520}};
+const Shape3 kShapes[] = {{1, 1, 1},    {5, 17, 3},   {13, 32, 33},   {67, 100, 64}, {26, 300, 129},
+                          {200, 96, 7}, {3, 50, 700}, {20, 40, 3000}, {60, 140, 520}};
 
 class Products : public testing::TestWithParam<Isa> {
  protected:
@@ -168,7 +168,7 @@ TEST_P(Products, RouterProductsAgreeWithRef) {
 
 // The promise of the grouped product: a row's bits depend on the row, its matrix and K only.
 TEST_P(Products, RowsDoNotDependOnRowCountThreadsOrGrouping) {
-  const int64_t rows = 230, n = 136, k = 602;
+  const int64_t rows = 130, n = 72, k = 530;
   for (const DType type : {DType::kF32, DType::kBF16}) {
     const Tensor x = Tensor::random({rows, k}, type, 22), one_w = Tensor::random({1, n, k}, type, 23),
                  dy = Tensor::random({rows, n}, type, 24);
@@ -185,7 +185,7 @@ TEST_P(Products, RowsDoNotDependOnRowCountThreadsOrGrouping) {
       std::memcpy(static_cast<char*>(w.view().data) + e * one_w.view().bytes(), one_w.view().data,
                   static_cast<size_t>(one_w.view().bytes()));
     for (const int threads : {1, 2, 3, 4})
-      for (const auto& offsets : {std::vector<int32_t>{0, 0, 230, 230}, {0, 1, 14, 230}, {0, 100, 101, 230}}) {
+      for (const auto& offsets : {std::vector<int32_t>{0, 0, 130, 130}, {0, 1, 14, 130}, {0, 100, 101, 130}}) {
         const Tensor o = Tensor::i32(offsets);
         Tensor y2({rows, n}, type), dx2({rows, k}, type);
         run(backend, threads, [&](const Context& ctx) {
@@ -195,7 +195,7 @@ TEST_P(Products, RowsDoNotDependOnRowCountThreadsOrGrouping) {
         EXPECT_TRUE(y2 == y) << "forward, threads " << threads;
         EXPECT_TRUE(dx2 == dx) << "backward_input, threads " << threads;
       }
-    for (const int64_t m : {1, 2, 5, 11, 12, 13, 47, 48, 100, 193}) {
+    for (const int64_t m : {1, 2, 5, 11, 12, 13, 47, 48, 100, 127}) {
       Tensor y2({m, n}, type);
       run(backend, 2, [&](const Context& ctx) {
         linear_forward(ctx,
