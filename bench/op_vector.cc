@@ -1,7 +1,7 @@
 // Rates of the cpu backend's vector kernels beside their limits: JSON lines, one an op. `of_limit` is the share of what
 // the same run measured: for ops that stream memory the rate of a read-modify-write stream as an optimizer makes it
-// (bytes that must move over time), for attention the best rate of a register tile on data in the first cache level
-// (causal work only: 4 D per visible pair forward, 10 D backward).
+// (bytes that must move over time), for attention the best rate of a dense product (causal work only: 4 D flops a
+// visible pair forward, 10 D backward).
 //
 // `--clock cpu` takes the process's processor time instead of the wall's: with one thread, a fair figure on a machine
 // that others use too.
@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "concerto/ops/cpu/product_kernels.h"
+#include "concerto/ops/cpu/own_products.h"
 #include "concerto/ops/cpu/vector/vector_kernels.h"
 
 using namespace concerto;
@@ -73,6 +73,7 @@ struct Bench {
     backend.name = "cpu";
     backend.f32 = backend.bf16 = true;
     cpu::fill_vector_kernels(backend, o.isa);
+    backend.linear = cpu::own_linear_kernels(o.isa);
     ctx.backend = &backend;
     ctx.pool = &pool;
     ctx.scratch = &scratch;
@@ -114,20 +115,16 @@ struct Bench {
     return 28.0 * static_cast<double>(n) / t;
   }
 
-  // One panel of B and a few rows of A, over and over.
-  double tile_peak() {
-    const cpu::ProductKernels& k = cpu::product_kernels(o.isa, o.type == DType::kBF16);
-    const int64_t words = 128, rows = k.mr * 4, repeats = 2000;
-    Buffer memory(int64_t{pool.size()} << 20);
-    const double t = best_time(o.seconds * 2, [&] {
-      pool.run([&](int thread) {
-        auto* a = reinterpret_cast<uint32_t*>(memory.data() + (int64_t{thread} << 20));
-        for (int64_t i = 0; i < repeats; ++i)
-          k.tile(a, k.mr * words, a + (1 << 16), words * k.nr, reinterpret_cast<float*>(a + (1 << 17)), k.nr, rows, 1,
-                 words, true);
-      });
-    });
-    return 2.0 * static_cast<double>(rows * k.nr * words * k.unit * repeats * pool.size()) / t;
+  // The best rate of a dense product.
+  double product_rate() {
+    double best = 0;
+    for (const int64_t n : {512, 2048}) {
+      const View x = compute({n, n}), w = compute({n, n}), y = compute({n, n});
+      const double t = best_time(o.seconds, [&] { linear_forward(ctx, {.x = x, .w = w, .bias = {}, .y = y}); });
+      best = std::max(best, 2.0 * static_cast<double>(n * n * n) / t);
+      owners.clear();
+    }
+    return best;
   }
 
   bool wanted(const char* op) const { return std::string(op).compare(0, o.only.size(), o.only) == 0; }
@@ -317,7 +314,7 @@ int main(int argc, char** argv) {
   }
   Bench bench(o);
   bench.stream = bench.stream_rate();
-  bench.peak = bench.tile_peak();
+  bench.peak = bench.product_rate();
   bench.norm_and_friends();
   bench.loss();
   bench.experts();

@@ -14,9 +14,9 @@ void pack_block(const void* k_, int64_t k_stride, const void* v_, int64_t v_stri
   const T *k = static_cast<const T*>(k_), *v = static_cast<const T*>(v_);
   E* room = static_cast<E*>(work);
   if (to.k_by_dim) pack_by_dim(k, k_stride, keys, width, dim, static_cast<E*>(to.k_by_dim), room);
-  if (to.k_by_key) pack_by_key(k, k_stride, keys, width, dim, static_cast<E*>(to.k_by_key), room);
+  if (to.k_by_key) pack_by_key(k, k_stride, keys, width, dim, static_cast<E*>(to.k_by_key));
   if (to.v_by_dim) pack_by_dim(v, v_stride, keys, width, dim, static_cast<E*>(to.v_by_dim), room);
-  if (to.v_by_key) pack_by_key(v, v_stride, keys, width, dim, static_cast<E*>(to.v_by_key), room);
+  if (to.v_by_key) pack_by_key(v, v_stride, keys, width, dim, static_cast<E*>(to.v_by_key));
 }
 
 template <class T>

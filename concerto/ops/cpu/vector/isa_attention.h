@@ -133,31 +133,77 @@ void product(int64_t rows, int64_t columns, int64_t steps, const E* a, int64_t a
   }
 }
 
-// Row r of x along its own elements: [steps_of(dim)], an odd last one filled up with zero.
-CONCERTO_INLINE void pack_row(const float* x, int64_t dim, float* to) {
-  __builtin_memcpy(to, x, static_cast<size_t>(dim) * 4);
-}
-CONCERTO_INLINE void pack_row(const uint16_t* x, int64_t dim, float* to) {
+CONCERTO_INLINE void clear(void* p, int64_t bytes) { __builtin_memset(p, 0, static_cast<size_t>(bytes)); }
+
+// A row along its own elements: [steps_of(dim)], an odd last one filled up with zero.
+template <class T>
+CONCERTO_INLINE void pack_row(const T* x, int64_t dim, float* to) {
   for_lanes(dim, [&](int64_t i, auto m) { store(to + i, load(x + i, m), m); });
 }
+#if defined(__AVX512BF16__)
 CONCERTO_INLINE void pack_row(const uint16_t* x, int64_t dim, Pair* to) {
-  if (dim % 2) to[dim / 2] = 0;
-  __builtin_memcpy(to, x, static_cast<size_t>(dim) * 2);
+  int64_t i = 0;
+  for (; i + 32 <= dim; i += 32) _mm512_storeu_si512(to + i / 2, _mm512_loadu_si512(x + i));
+  if (i == dim) return;
+  const __mmask32 rest = (1u << (dim - i)) - 1, pairs = (1u << round_up(dim - i, 2)) - 1;
+  _mm512_mask_storeu_epi16(to + i / 2, pairs, _mm512_maskz_loadu_epi16(rest, x + i));
 }
+#endif
 
-// The kStep rows that make one step, side by side: to[i] holds element i of each. Null rows are zero.
-CONCERTO_INLINE void pack_step(const float* x, const float*, int64_t dim, float* to) {
-  __builtin_memcpy(to, x, static_cast<size_t>(dim) * 4);
+// The kStep rows that make one step, side by side: element i of each, zero beyond dim. place(i) is where lanes [i,
+// i + kLanes) go; a null row is zero.
+template <class T, class Place>
+CONCERTO_INLINE void pack_step(const T* x, const T*, int64_t dim, float*, Place place) {
+  for_lanes(dim, [&](int64_t i, auto m) { store(place(i), x ? load(x + i, m) : Vec{}); });
+  for (int64_t i = round_up(dim, kLanes); i < padded_dim(dim); i += kLanes) store(place(i), Vec{});
 }
-CONCERTO_INLINE void pack_step(const uint16_t* x, const uint16_t*, int64_t dim, float* to) { pack_row(x, dim, to); }
-CONCERTO_INLINE void pack_step(const uint16_t* x, const uint16_t* next, int64_t dim, Pair* to) {
-  if (next)
-    for (int64_t i = 0; i < dim; ++i) to[i] = x[i] | static_cast<Pair>(next[i]) << 16;
-  else
-    for (int64_t i = 0; i < dim; ++i) to[i] = x[i];
+#if defined(__AVX512BF16__)
+template <class Place>
+CONCERTO_INLINE void pack_step(const uint16_t* x, const uint16_t* next, int64_t dim, Pair*, Place place) {
+  for_lanes(dim, [&](int64_t i, auto m) {
+    const IntVec low = x ? (IntVec)load(x + i, m) : IntVec{}, high = next ? (IntVec)load(next + i, m) : IntVec{};
+    const IntVec pairs = (IntVec)((WordVec)low >> 16) | high;
+    _mm512_storeu_si512(place(i), (__m512i)pairs);
+  });
 }
+#endif
 
-CONCERTO_INLINE void clear(void* p, int64_t bytes) { __builtin_memset(p, 0, static_cast<size_t>(bytes)); }
+#if defined(__AVX512F__)
+// 16 x 16 words by four rounds of swaps.
+CONCERTO_INLINE void transpose_block(const void* x, int64_t stride, void* to, int64_t to_stride) {
+  __m512i a[16], b[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(static_cast<const char*>(x) + i * stride * 4);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+    }
+    // a[4q + c]: columns c, c + 4, c + 8, c + 12 of rows 4q .. 4q + 3, one in each quarter.
+#pragma GCC unroll 16
+  for (int c = 0; c < 4; ++c) {
+    b[c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+    b[4 + c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+    b[8 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    b[12 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int c = 0; c < 4; ++c) {
+    a[c] = _mm512_shuffle_i32x4(b[c], b[8 + c], 0x88);
+    a[8 + c] = _mm512_shuffle_i32x4(b[c], b[8 + c], 0xdd);
+    a[4 + c] = _mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0x88);
+    a[12 + c] = _mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_storeu_si512(static_cast<char*>(to) + i * to_stride * 4, a[i]);
+}
+#endif
 
 // to[c * to_stride + r] = x[r * stride + c].
 template <class E>
@@ -167,6 +213,12 @@ void transpose(const E* x, int64_t stride, int64_t rows, int64_t columns, E* to,
   for (int64_t r = 0; r < rows; r += kSide)
     for (int64_t c = 0; c < columns; c += kSide) {
       const int64_t r_end = smaller(rows, r + kSide), c_end = smaller(columns, c + kSide);
+#if defined(__AVX512F__)
+      if (r_end - r == kSide && c_end - c == kSide) {
+        transpose_block(x + r * stride + c, stride, to + c * to_stride + r, to_stride);
+        continue;
+      }
+#endif
       for (int64_t i = c; i < c_end; ++i)
         for (int64_t j = r; j < r_end; ++j) to[i * to_stride + j] = x[j * stride + i];
     }
@@ -184,21 +236,17 @@ void pack_by_dim(const T* x, int64_t stride, int64_t keys, int64_t width, int64_
   }
 }
 
-// Panels over dim, summed over keys: B[k][d] = x[k][d]. `work` holds padded_dim(dim).
+// Panels over dim, summed over keys: B[k][d] = x[k][d].
 template <class E, class T>
-void pack_by_key(const T* x, int64_t stride, int64_t keys, int64_t width, int64_t dim, E* to, E* work) {
+void pack_by_key(const T* x, int64_t stride, int64_t keys, int64_t width, int64_t dim, E* to) {
   const int64_t padded = padded_dim(dim), steps = steps_of<E>(width);
-  clear(work, padded * static_cast<int64_t>(sizeof(E)));
   for (int64_t k = 0; k < steps; ++k) {
     const int64_t row = k * kStep<E>;
-    if (row < keys)
-      pack_step(x + row * stride, row + 1 < keys ? x + (row + 1) * stride : nullptr, dim, work);
-    else
-      clear(work, padded * static_cast<int64_t>(sizeof(E)));
-    for (int64_t n = 0; n < padded; n += kPanel) {
-      const int64_t columns = smaller(kPanel, padded - n);
-      __builtin_memcpy(to + n * steps + k * columns, work + n, static_cast<size_t>(columns) * sizeof(E));
-    }
+    pack_step(row < keys ? x + row * stride : nullptr, row + 1 < keys ? x + (row + 1) * stride : nullptr, dim, to,
+              [&](int64_t i) {
+                const int64_t panel = i / kPanel * kPanel;
+                return to + panel * steps + k * smaller(kPanel, padded - panel) + (i - panel);
+              });
   }
 }
 
@@ -209,8 +257,6 @@ CONCERTO_INLINE Vec keep_seen(Vec v, int64_t first, int64_t seen, float fill) {
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   return lane < static_cast<int32_t>(seen - first) ? v : splat(fill);
 }
-
-constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
 // Hands out parts of a thread's scratch.
 struct Work {

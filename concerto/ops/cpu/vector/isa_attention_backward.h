@@ -62,7 +62,8 @@ void load_queries(const void* q_, int64_t q_stride, const void* dout_, int64_t d
     clear(by_row + rows * steps, (all_rows - rows) * steps * static_cast<int64_t>(sizeof(E)));
     for (int64_t k = 0; k < row_steps; ++k) {
       const int64_t r = k * kStep<E>;
-      pack_step(x + r * stride, r + 1 < rows ? x + (r + 1) * stride : nullptr, dim, work.step + k * padded);
+      pack_step(x + r * stride, r + 1 < rows ? x + (r + 1) * stride : nullptr, dim, by_column,
+                [&](int64_t i) { return work.step + k * padded + i; });
     }
     transpose(work.step, padded, row_steps, dim, by_column, BackwardWork<T>::kRowSteps);
   };
@@ -75,6 +76,70 @@ void load_queries(const void* q_, int64_t q_stride, const void* dout_, int64_t d
   clear(work.dq, rows * padded * 4);
 }
 
+// P and dS of the rows of a tile, from scores and dout v [rows][kKeyBlock]. kVecs: width / kLanes, or 0 when not known
+// before.
+template <int kVecs, bool kMasked, class T>
+void differentiate(const float* scores, const float* dweights, int64_t m, int64_t rows, int64_t first_seen,
+                   int64_t width, float scale, const BackwardWork<T>& work) {
+  typedef BackwardWork<T> W;
+  typedef typename W::E E;
+  constexpr int kMost = kVecs ? kVecs : kKeyBlock / kLanes;
+  const int64_t vecs = kVecs ? kVecs : width / kLanes;
+  const float log2_scale = scale * kLog2E;
+  for (int64_t r = 0; r < rows; r += kStep<E>) {
+    Vec p[kStep<E>][kMost], ds[kStep<E>][kMost];
+#pragma GCC unroll 2
+    for (int s = 0; s < kStep<E>; ++s) {
+      const int64_t row = r + s;
+      const float log2_lse = work.log2_lse[m + row], delta = work.delta[m + row];
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < vecs; ++j) {
+        const Vec score = load(scores + row * kKeyBlock + j * kLanes);
+        const Vec dweight = load(dweights + row * kKeyBlock + j * kLanes);
+        p[s][j] = exp2_negative(score * log2_scale - log2_lse);
+        ds[s][j] = p[s][j] * (dweight - delta) * scale;
+        if (kMasked) {
+          p[s][j] = keep_seen(p[s][j], j * kLanes, first_seen + row, 0.0f);
+          ds[s][j] = keep_seen(ds[s][j], j * kLanes, first_seen + row, 0.0f);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < vecs; ++j) {
+      const int64_t n = j * kLanes, panel = n / kPanel * kPanel, columns = smaller(kPanel, width - panel);
+      const int64_t at = panel * W::kRowSteps + (m + r) / kStep<E> * columns + n - panel;
+      store_step(p[0][j], p[kStep<E> - 1][j], work.p_cols + at);
+      store_step(ds[0][j], ds[kStep<E> - 1][j], work.ds_cols + at);
+    }
+    for (int s = 0; s < kStep<E>; ++s) {
+      E* to = work.ds + (m + r + s) * W::kKeySteps;
+      if constexpr (kVecs > 0)
+        store_weights<kVecs>(ds[s], to);
+      else
+        for (int64_t j = 0; j < vecs; ++j) store_weights<1>(ds[s] + j, to + j * (kLanes / kStep<E>));
+    }
+  }
+}
+
+template <bool kMasked, class T>
+void any_differentiate(const float* scores, const float* dweights, int64_t m, int64_t rows, int64_t first_seen,
+                       int64_t width, float scale, const BackwardWork<T>& work) {
+  const auto with = [&]<int kVecs>() {
+    differentiate<kVecs, kMasked>(scores, dweights, m, rows, first_seen, width, scale, work);
+  };
+  if constexpr (kLanes < 16) return with.template operator()<0>();
+  switch (width / kLanes) {
+    case 1:
+      return with.template operator()<1>();
+    case 2:
+      return with.template operator()<2>();
+    case 3:
+      return with.template operator()<3>();
+    default:
+      return with.template operator()<4>();
+  }
+}
+
 template <class T>
 void meet(int64_t begin, int64_t rows, int64_t key_begin, int64_t width, int64_t dim, float scale,
           const AttentionTable::Packs& block, float* dk, float* dv, bool want_dq, void* memory) {
@@ -84,8 +149,7 @@ void meet(int64_t begin, int64_t rows, int64_t key_begin, int64_t width, int64_t
   const E *k_by_dim = static_cast<const E*>(block.k_by_dim), *v_by_dim = static_cast<const E*>(block.v_by_dim);
   const int64_t steps = steps_of<E>(dim), padded = padded_dim(dim), row_steps = steps_of<E>(rows),
                 all_rows = row_steps * kStep<E>;
-  const float log2_scale = scale * kLog2E;
-  alignas(64) float scores[kTileRows * kKeyBlock], dweights[kTileRows * kKeyBlock];
+  alignas(64) float scores[kTileRows * kKeyBlock] = {}, dweights[kTileRows * kKeyBlock] = {};
 
   for (int64_t m = 0; m < all_rows; m += kTileRows) {
     const int64_t tile_rows = smaller(kTileRows, all_rows - m), first_seen = begin + m + 1 - key_begin;
@@ -95,26 +159,10 @@ void meet(int64_t begin, int64_t rows, int64_t key_begin, int64_t width, int64_t
                           kKeyBlock);
     product<Start::kZero>(tile_rows, columns, steps, work.dout + m * steps, steps, v_by_dim, width, steps, dweights,
                           kKeyBlock);
-    for (int64_t r = 0; r < tile_rows; r += kStep<E>) {
-      Vec ds[kStep<E>][kKeyBlock / kLanes];
-      for (int64_t j = 0; j < width / kLanes; ++j) {
-        const int64_t n = j * kLanes;
-        Vec p[kStep<E>];
-        for (int64_t s = 0; s < kStep<E>; ++s) {
-          const int64_t row = r + s;
-          p[s] = ds[s][j] = Vec{};
-          if (n >= columns) continue;
-          const Vec score = load(scores + row * kKeyBlock + n), dweight = load(dweights + row * kKeyBlock + n);
-          p[s] = keep_seen(exp2_negative(score * log2_scale - work.log2_lse[m + row]), n, first_seen + row, 0.0f);
-          ds[s][j] = p[s] * (dweight - work.delta[m + row]) * scale;
-        }
-        const int64_t panel = n / kPanel * kPanel, panel_columns = smaller(kPanel, width - panel);
-        const int64_t at = panel * W::kRowSteps + (m + r) / kStep<E> * panel_columns + n - panel;
-        store_step(p[0], p[kStep<E> - 1], work.p_cols + at);
-        store_step(ds[0][j], ds[kStep<E> - 1][j], work.ds_cols + at);
-      }
-      for (int64_t s = 0; s < kStep<E>; ++s) store_weights(ds[s], width / kLanes, work.ds + (m + r + s) * W::kKeySteps);
-    }
+    if (first_seen >= kKeyBlock)
+      any_differentiate<false>(scores, dweights, m, tile_rows, first_seen, width, scale, work);
+    else
+      any_differentiate<true>(scores, dweights, m, tile_rows, first_seen, width, scale, work);
   }
   if (dk) {
     product<Start::kSum>(dim, width, row_steps, work.dout_cols, W::kRowSteps, work.p_cols, width, W::kRowSteps, dv,

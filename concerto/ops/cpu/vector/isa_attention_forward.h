@@ -6,16 +6,20 @@
 
 namespace concerto::cpu::CONCERTO_VECTOR_ISA {
 
-CONCERTO_INLINE void store_weights(const Vec* p, int64_t vecs, float* to) {
-  for (int64_t j = 0; j < vecs; ++j) store(to + j * kLanes, p[j]);
+template <int kVecs>
+CONCERTO_INLINE void store_weights(const Vec* p, float* to) {
+#pragma GCC unroll 16
+  for (int j = 0; j < kVecs; ++j) store(to + j * kLanes, p[j]);
 }
 #if defined(__AVX512BF16__)
-CONCERTO_INLINE void store_weights(const Vec* p, int64_t vecs, Pair* to) {
-  int64_t j = 0;
-  for (; j + 2 <= vecs; j += 2)
+template <int kVecs>
+CONCERTO_INLINE void store_weights(const Vec* p, Pair* to) {
+#pragma GCC unroll 16
+  for (int j = 0; j + 2 <= kVecs; j += 2)
     _mm512_storeu_si512(to + j * (kLanes / 2), (__m512i)_mm512_cvtne2ps_pbh(p[j + 1], p[j]));
-  if (j < vecs)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + j * (kLanes / 2)), (__m256i)_mm512_cvtneps_pbh(p[j]));
+  if (kVecs % 2)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (kVecs - 1) * (kLanes / 2)),
+                        (__m256i)_mm512_cvtneps_pbh(p[kVecs - 1]));
 }
 #endif
 
@@ -38,30 +42,56 @@ struct ForwardWork {
   }
 };
 
-// Scores of a tile [rows][kKeyBlock] to weights; factors: what the sums so far must be multiplied by.
-template <class E>
-CONCERTO_INLINE void weigh(const float* scores, int64_t rows, int64_t vecs, int64_t first_seen, float log2_scale,
-                           float* top, float* sum, float* factors, E* weights) {
+// Scores of a tile [rows][kKeyBlock] to weights. factors: what the sums so far must be multiplied by. Row r sees the
+// first first_seen + r keys.
+template <int kVecs, bool kMasked, class E>
+CONCERTO_INLINE void weigh(const float* scores, int64_t rows, int64_t first_seen, float log2_scale, float* top,
+                           float* sum, float* factors, E* weights) {
+  const auto score = [&](int64_t r, int j) {
+    const Vec s = load(scores + r * kKeyBlock + j * kLanes);
+    return kMasked ? keep_seen(s, j * kLanes, first_seen + r, -__builtin_inff()) : s;
+  };
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t seen = first_seen + r;
-    Vec most = splat(-__builtin_inff());
-    for (int64_t j = 0; j < vecs; ++j)
-      most = max(keep_seen(load(scores + r * kKeyBlock + j * kLanes), j * kLanes, seen, -__builtin_inff()), most);
-    const float found = max_lane(most) * log2_scale, next = found > top[r] ? found : top[r];
-    factors[r] = top[r] - next;
-    top[r] = next;
+    Vec most = score(r, 0);
+#pragma GCC unroll 16
+    for (int j = 1; j < kVecs; ++j) most = max(score(r, j), most);
+    factors[r] = max_lane(most);
   }
-  for_lanes(rows, [&](int64_t i, auto m) { store(factors + i, exp2_negative(load(factors + i, m)), m); });
+  for_lanes(rows, [&](int64_t i, auto m) {
+    const Vec old = load(top + i, m), next = max(load(factors + i, m) * log2_scale, old);
+    store(factors + i, exp2_negative(old - next), m);
+    store(top + i, next, m);
+  });
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t seen = first_seen + r;
-    Vec p[kKeyBlock / kLanes], total = load(sum + r * kLanes) * factors[r];
-    for (int64_t j = 0; j < vecs; ++j) {
-      const Vec s = keep_seen(load(scores + r * kKeyBlock + j * kLanes), j * kLanes, seen, -__builtin_inff());
-      p[j] = exp2_negative(s * log2_scale - top[r]);
+    Vec p[kVecs], total = load(sum + r * kLanes) * factors[r];
+#pragma GCC unroll 16
+    for (int j = 0; j < kVecs; ++j) {
+      p[j] = exp2_negative(score(r, j) * log2_scale - top[r]);
       total += p[j];
     }
     store(sum + r * kLanes, total);
-    store_weights(p, vecs, weights + r * (kKeyBlock / kStep<E>));
+    store_weights<kVecs>(p, weights + r * (kKeyBlock / kStep<E>));
+  }
+}
+
+// One body for each number of vectors: up to four, or all that a block has (no row sees the keys beyond).
+template <bool kMasked, class E>
+void any_weigh(int64_t vecs, const float* scores, int64_t rows, int64_t first_seen, float log2_scale, float* top,
+               float* sum, float* factors, E* weights) {
+  const auto with = [&]<int kVecs>() {
+    weigh<kVecs, kMasked>(scores, rows, first_seen, log2_scale, top, sum, factors, weights);
+  };
+  switch (vecs) {
+    case 1:
+      return with.template operator()<1>();
+    case 2:
+      return with.template operator()<2>();
+    case 3:
+      return with.template operator()<3>();
+    case 4:
+      return with.template operator()<4>();
+    default:
+      return with.template operator()<kKeyBlock / kLanes>();
   }
 }
 
@@ -79,7 +109,7 @@ void attention_forward(const void* q_, int64_t q_stride, int64_t begin, int64_t 
   clear(work.sum, rows * kLanes * 4);
   for (int64_t r = 0; r < rows; ++r) work.top[r] = -__builtin_inff();
 
-  alignas(64) float scores[kTileRows * kKeyBlock];
+  alignas(64) float scores[kTileRows * kKeyBlock] = {};
   alignas(64) E weights[kTileRows * kKeyBlock / kStep<E>];
   float factors[kLanes + kTileRows];
   for (int64_t key = 0; key < begin + rows; key += kKeyBlock) {
@@ -92,8 +122,13 @@ void attention_forward(const void* q_, int64_t q_stride, int64_t begin, int64_t 
       if (last_seen <= 0) continue;  // all of the block comes after these rows
       const int64_t columns = smaller(width, round_up(last_seen, kLanes));
       product<Start::kZero>(tile_rows, columns, steps, work.q + r * steps, steps, k, width, steps, scores, kKeyBlock);
-      weigh(scores, tile_rows, columns / kLanes, first_seen, log2_scale, work.top + r, work.sum + r * kLanes, factors,
-            weights);
+      const int64_t vecs = columns / kLanes;
+      if (first_seen >= kKeyBlock)
+        any_weigh<false>(vecs, scores, tile_rows, first_seen, log2_scale, work.top + r, work.sum + r * kLanes, factors,
+                         weights);
+      else
+        any_weigh<true>(vecs, scores, tile_rows, first_seen, log2_scale, work.top + r, work.sum + r * kLanes, factors,
+                        weights);
       product<Start::kScaledSum>(tile_rows, padded, columns / kStep<E>, weights, kKeyBlock / kStep<E>, v, padded,
                                  width / kStep<E>, work.out + r * padded, padded, factors);
     }

@@ -27,7 +27,7 @@ void adamw(float* w, float* m, float* v, const float* grad, void* copy_, int64_t
     store(m + i, k.m, lanes);
     store(v + i, k.v, lanes);
     store(w + i, next, lanes);
-    if (copy) store(copy + i, next, lanes);
+    if (copy) store_exact(copy + i, next, lanes);
   });
 }
 
@@ -40,7 +40,7 @@ void lamb_apply(float* w, const float* m, const float* v, void* copy_, int64_t n
     const Vec u = direction({load(m + i, lanes), load(v + i, lanes)}, s) + old * s.weight_decay;
     const Vec next = old - u * step;
     store(w + i, next, lanes);
-    if (copy) store(copy + i, next, lanes);
+    if (copy) store_exact(copy + i, next, lanes);
   });
 }
 

@@ -79,6 +79,13 @@ void rope(void* x_, const float* cos_sin, int64_t heads, int64_t head_dim, bool 
   });
 }
 
+// Rows follow each other in memory, but each is a short stream of its own with much work an element: the hardware runs
+// too little ahead.
+template <class T>
+CONCERTO_INLINE void prefetch_ahead(const T* p) {
+  __builtin_prefetch(reinterpret_cast<const char*>(p) + 2048);
+}
+
 CONCERTO_INLINE Vec sigmoid(Vec v) { return 1.0f / (1.0f + exp(-v)); }
 
 template <class T>
@@ -86,6 +93,8 @@ void swiglu(const void* gate_, const void* up_, void* act_, int64_t n) {
   const T *gate = static_cast<const T*>(gate_), *up = static_cast<const T*>(up_);
   T* act = static_cast<T*>(act_);
   for_lanes(n, [&](int64_t i, auto m) {
+    prefetch_ahead(gate + i);
+    prefetch_ahead(up + i);
     const Vec g = load(gate + i, m);
     store(act + i, g / (1.0f + exp(-g)) * load(up + i, m), m);
   });
@@ -96,6 +105,9 @@ void swiglu_backward(const void* gate_, const void* up_, const void* dact_, void
   const T *gate = static_cast<const T*>(gate_), *up = static_cast<const T*>(up_), *dact = static_cast<const T*>(dact_);
   T *dgate = static_cast<T*>(dgate_), *dup = static_cast<T*>(dup_);
   for_lanes(n, [&](int64_t i, auto m) {
+    prefetch_ahead(gate + i);
+    prefetch_ahead(up + i);
+    prefetch_ahead(dact + i);
     const Vec g = load(gate + i, m), u = load(up + i, m), d = load(dact + i, m);
     const Vec s = sigmoid(g), silu = g * s;
     store(dgate + i, d * u * (s + silu * (1.0f - s)), m);
@@ -116,19 +128,49 @@ void accumulate(const void* x_, float* sum, int64_t n) {
   for_lanes(n, [&](int64_t i, auto m) { store(sum + i, load(sum + i, m) + load(x + i, m), m); });
 }
 
+// kVecs vectors of columns at a time: the rows lie anywhere, and each wants its lines to be asked for together.
+template <int kVecs, bool kWeighted, class T, class M>
+CONCERTO_INLINE void sum_columns(const T* rows, int64_t stride, const int32_t* index, const float* weights,
+                                 int64_t count, const T* add, T* y, int64_t i, M m) {
+  Vec sum[kVecs];
+#pragma GCC unroll 8
+  for (int j = 0; j < kVecs; ++j) sum[j] = add ? load(add + i + j * kLanes, m) : Vec{};
+  for (int64_t r = 0; r < count; ++r) {
+    const T* row = rows + index[r] * stride + i;
+#pragma GCC unroll 8
+    for (int j = 0; j < kVecs; ++j) {
+      const Vec v = load(row + j * kLanes, m);
+      sum[j] += kWeighted ? v * weights[r] : v;
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < kVecs; ++j) store(y + i + j * kLanes, sum[j], m);
+}
+
+template <bool kWeighted, class T>
+void sum_row(const T* rows, int64_t stride, const int32_t* index, const float* weights, int64_t count, const T* add,
+             T* y, int64_t n) {
+  constexpr int kVecs = 4;
+  const int64_t whole = n / (kVecs * kLanes) * (kVecs * kLanes);
+  for (int64_t i = 0; i < whole; i += kVecs * kLanes)
+    sum_columns<kVecs, kWeighted>(rows, stride, index, weights, count, add, y, i, All{});
+  for_lanes(n - whole, [&](int64_t i, auto m) {
+    sum_columns<1, kWeighted>(rows, stride, index, weights, count, add, y, whole + i, m);
+  });
+}
+
 template <class T>
 void sum_rows(const void* rows_, int64_t stride, const int32_t* index, const float* weights, int64_t count,
-              const void* add_, void* y_, int64_t n) {
+              int64_t ahead, const void* add_, void* y_, int64_t n) {
   const T *rows = static_cast<const T*>(rows_), *add = static_cast<const T*>(add_);
-  T* y = static_cast<T*>(y_);
-  for_lanes(n, [&](int64_t i, auto m) {
-    Vec sum = add ? load(add + i, m) : Vec{};
-    for (int64_t j = 0; j < count; ++j) {
-      const Vec row = load(rows + index[j] * stride + i, m);
-      sum += weights ? row * weights[j] : row;
-    }
-    store(y + i, sum, m);
-  });
+  for (int64_t r = count; r < count + ahead; ++r) {
+    const char* row = reinterpret_cast<const char*>(rows + index[r] * stride);
+    for (int64_t at = 0; at < n * static_cast<int64_t>(sizeof(T)); at += 64) __builtin_prefetch(row + at);
+  }
+  if (weights)
+    sum_row<true>(rows, stride, index, weights, count, add, static_cast<T*>(y_), n);
+  else
+    sum_row<false>(rows, stride, index, weights, count, add, static_cast<T*>(y_), n);
 }
 
 template <class T>
@@ -152,7 +194,7 @@ void to_f32(const void* x_, float* y, int64_t n) {
 template <class T>
 void from_f32(const float* x, void* y_, int64_t n) {
   T* y = static_cast<T*>(y_);
-  for_lanes(n, [&](int64_t i, auto m) { store(y + i, load(x + i, m), m); });
+  for_lanes(n, [&](int64_t i, auto m) { store_exact(y + i, load(x + i, m), m); });
 }
 
 template <class T>

@@ -13,18 +13,21 @@ float row_max(const float* x, int64_t n) {
 }
 
 double log_sum_exp(const float* x, int64_t n) {
-  const float top = row_max(x, n);
+  const float top = row_max(x, n), log2_top = top * kLog2E;
   Vec total{};
-  for_lanes(n, [&](int64_t i, auto m) { total += keep(exp(load(x + i, m) - top), m, 0.0f); });
+  for_lanes(n, [&](int64_t i, auto m) { total += keep(exp2_negative(load(x + i, m) * kLog2E - log2_top), m, 0.0f); });
   return static_cast<double>(top) + __builtin_log(static_cast<double>(sum(total)));
 }
 
 template <class T>
 void cross_entropy_grad(const float* logits, float lse, float scale, int64_t target, void* dlogits_, int64_t n) {
   T* dlogits = static_cast<T*>(dlogits_);
+  const float log2_lse = lse * kLog2E;
   // The target's element first: the logits may be overwritten.
   const Vec hit = (exp(splat(logits[target] - lse)) - 1.0f) * scale;
-  for_lanes(n, [&](int64_t i, auto m) { store(dlogits + i, exp(load(logits + i, m) - lse) * scale, m); });
+  for_lanes(n, [&](int64_t i, auto m) {
+    store(dlogits + i, exp2_negative(load(logits + i, m) * kLog2E - log2_lse) * scale, m);
+  });
   store(dlogits + target, hit, First{1});
 }
 
@@ -51,8 +54,7 @@ void top_k(float* s, int64_t n, int64_t k, int32_t* ids) {
   const float taken = -__builtin_inff();
   for (int64_t j = 0; j < k; ++j) {
     const float top = row_max(s, n);
-    int64_t best = 0;
-    while (best < n && !(s[best] == top)) ++best;
+    int64_t best = first_equal(s, n, top);
     if (best == n || top == taken) {
       // Only NaN and minus infinity are left: take the first index not taken yet, so that indices stay different and in
       // range.

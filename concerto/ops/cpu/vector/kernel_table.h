@@ -26,9 +26,10 @@ struct RowTable {
   void (*swiglu_backward)(const void* gate, const void* up, const void* dact, void* dgate, void* dup, int64_t n);
   void (*add)(const void* a, const void* b, void* out, int64_t n);
   void (*accumulate)(const void* x, float* sum, int64_t n);  // sum += x
-  // y = add + sum over j of weights[j] * rows[index[j]]; weights null: 1; add null: 0.
+  // y = add + sum over j of weights[j] * rows[index[j]]; weights null: 1; add null: 0. The `ahead` indices after those
+  // are of the next call: their rows are fetched meanwhile.
   void (*sum_rows)(const void* rows, int64_t stride, const int32_t* index, const float* weights, int64_t count,
-                   const void* add, void* y, int64_t n);
+                   int64_t ahead, const void* add, void* y, int64_t n);
   float (*scale_dot)(const void* dy, const void* row, float weight, void* drow,
                      int64_t n);  // drow = weight * dy, returns dot(dy, row)
   void (*to_f32)(const void* x, float* y, int64_t n);

@@ -65,7 +65,7 @@ struct Permute {
         row_of.dim(0), grain_rows((top_k + 2) * n * y.element), [&](int64_t begin, int64_t end, int) {
           for (int64_t i = begin; i < end; ++i)
             t.sum_rows(rows_view.data, rows_view.row_stride, row + i * top_k, weights ? weights + i * top_k : nullptr,
-                       top_k, add.data ? add[i] : nullptr, y[i], n);
+                       top_k, i + 1 < end ? top_k : 0, add.data ? add[i] : nullptr, y[i], n);
         });
   }
 

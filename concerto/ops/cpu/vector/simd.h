@@ -24,6 +24,8 @@ typedef uint32_t WordVec __attribute__((vector_size(kLanes * 4)));
 typedef float HalfVec __attribute__((vector_size(kLanes * 2)));
 typedef double Doubles __attribute__((vector_size(kLanes * 4)));
 
+constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+
 #define CONCERTO_INLINE static inline __attribute__((always_inline))
 
 // Which lanes an access touches: all, or the first n (0 < n < kLanes). for_lanes hands them out.
@@ -84,8 +86,7 @@ CONCERTO_INLINE Vec load(const uint16_t* p, First m) {
 
 #endif
 
-// bf16 bits in the upper half of each word: round to nearest even, NaN stays NaN, subnormals are kept (the instruction
-// would flush them, and a copy of the weights must equal a later cast of them).
+// bf16 bits in the upper half of each word: round to nearest even, NaN stays NaN, subnormals are kept.
 CONCERTO_INLINE IntVec round_bf16(Vec v) {
   const WordVec u = (WordVec)v;
   const WordVec rounded = u + 0x7fffu + ((u >> 16) & 1);
@@ -93,15 +94,15 @@ CONCERTO_INLINE IntVec round_bf16(Vec v) {
 }
 
 #if defined(__AVX512F__)
-CONCERTO_INLINE void store(uint16_t* p, Vec v, All = {}) {
+CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, All = {}) {
   const __m256i halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)round_bf16(v), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves);
 }
-CONCERTO_INLINE void store(uint16_t* p, Vec v, First m) {
+CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, First m) {
   _mm256_mask_storeu_epi16(p, mask_of(m), _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)round_bf16(v), 16)));
 }
 #else
-CONCERTO_INLINE void store(uint16_t* p, Vec v, All = {}) {
+CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, All = {}) {
   // The arithmetic shift makes the signed saturation of the pack an identity.
 #if defined(__AVX2__)
   const __m256i words = _mm256_srai_epi32((__m256i)round_bf16(v), 16);
@@ -112,10 +113,31 @@ CONCERTO_INLINE void store(uint16_t* p, Vec v, All = {}) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(words, words));
 #endif
 }
-CONCERTO_INLINE void store(uint16_t* p, Vec v, First m) {
+CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, First m) {
   uint16_t buffer[kLanes];
-  store(buffer, v);
+  store_exact(buffer, v);
   for (int i = 0; i < m.n; ++i) p[i] = buffer[i];
+}
+#endif
+
+template <class M>
+CONCERTO_INLINE void store_exact(float* p, Vec v, M m) {
+  store(p, v, m);
+}
+
+// For activations: the instruction, where there is one, takes subnormals for zero. Copies of weights must equal a later
+// cast of them and take store_exact.
+#if defined(__AVX512BF16__)
+CONCERTO_INLINE void store(uint16_t* p, Vec v, All = {}) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v));
+}
+CONCERTO_INLINE void store(uint16_t* p, Vec v, First m) {
+  _mm256_mask_storeu_epi16(p, mask_of(m), (__m256i)_mm512_cvtneps_pbh(v));
+}
+#else
+template <class M = All>
+CONCERTO_INLINE void store(uint16_t* p, Vec v, M m = {}) {
+  store_exact(p, v, m);
 }
 #endif
 
@@ -127,8 +149,25 @@ CONCERTO_INLINE Vec keep(Vec v, First m, float fill) {
   return lane < m.n ? v : splat(fill);
 }
 
-CONCERTO_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b where either is NaN
-CONCERTO_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+// b where either is NaN.
+CONCERTO_INLINE Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return _mm_max_ps(a, b);
+#endif
+}
+CONCERTO_INLINE Vec min(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return _mm_min_ps(a, b);
+#endif
+}
 CONCERTO_INLINE Vec sqrt(Vec v) {
 #if defined(__AVX512F__)
   return _mm512_sqrt_ps(v);
@@ -155,6 +194,22 @@ CONCERTO_INLINE float max_lane(Vec v) {
   float m = v[0];
   for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
   return m;
+#endif
+}
+
+// The first i in [0, n) with p[i] == x, or n.
+CONCERTO_INLINE int64_t first_equal(const float* p, int64_t n, float x) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i < n; i += kLanes) {
+    const __mmask16 valid = n - i >= kLanes ? 0xffff : mask_of({static_cast<int>(n - i)});
+    const __mmask16 hits = _mm512_mask_cmpeq_ps_mask(valid, _mm512_maskz_loadu_ps(valid, p + i), splat(x));
+    if (hits) return i + __builtin_ctz(hits);
+  }
+  return n;
+#else
+  while (i < n && !(p[i] == x)) ++i;
+  return i;
 #endif
 }
 
@@ -200,9 +255,8 @@ CONCERTO_INLINE Vec scale_by_power(Vec v, Vec n) {
 // e^x with an error below 2 ulp; 0 and infinity where e^x is beyond float, NaN for NaN. Cephes' polynomial on [-ln2/2,
 // ln2/2].
 CONCERTO_INLINE Vec exp(Vec x) {
-  x = x < -104.0f ? splat(-104.0f) : x;
-  x = x > 89.0f ? splat(89.0f) : x;
-  const Vec n = nearest(x * 1.44269504088896341f);
+  x = min(splat(89.0f), max(splat(-104.0f), x));
+  const Vec n = nearest(x * kLog2E);
   const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vec p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -216,7 +270,7 @@ CONCERTO_INLINE Vec exp(Vec x) {
 // 2^x for x <= 0 with an error of some 3 ulp, exact at 0: what the softmax of attention needs. Chebyshev fit of (2^r -
 // 1) / r on [-1/2, 1/2].
 CONCERTO_INLINE Vec exp2_negative(Vec x) {
-  x = x < -150.0f ? splat(-150.0f) : x;
+  x = max(splat(-150.0f), x);
   const Vec n = nearest(x);
   const Vec r = x - n;
   Vec p = splat(1.338130254e-3f);
