@@ -32,6 +32,13 @@ struct Layout {
   int threads;
 };
 
+std::string layout_name(const ::testing::TestParamInfo<std::tuple<const char*, Layout>>& info) {
+  const auto& [name, l] = info.param;
+  std::string text = fmt::format("{}_{}_{}_{}_{}", name, l.backend, l.schedule, static_cast<int>(l.recompute), l.threads);
+  std::replace(text.begin(), text.end(), '-', '_');
+  return text;
+}
+
 class Golden : public ::testing::TestWithParam<std::tuple<const char*, Layout>> {};
 
 TEST_P(Golden, Agrees) {
@@ -52,12 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Golden,
                                                               Layout{"cpu", "zero_bubble", Recompute::kSelective, 2},
                                                               Layout{"cpu", "zero_bubble", Recompute::kFull, 3},
                                                               Layout{"cpu", "1f1b", Recompute::kFull, 1})),
-                         [](const auto& info) {
-                           const auto& [name, l] = info.param;
-                           std::string text = fmt::format("{}_{}_{}_{}_{}", name, l.backend, l.schedule, static_cast<int>(l.recompute), l.threads);
-                           std::replace(text.begin(), text.end(), '-', '_');
-                           return text;
-                         });
+                         layout_name);
 
 // One row a micro-batch: gradients and losses weigh valid tokens, so they do not change (no aux loss is in the loss of this case).
 TEST(GoldenMicroBatches, AccumulationChangesNothing) {
