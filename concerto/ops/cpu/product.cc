@@ -30,10 +30,15 @@ const char* at(const void* data, int64_t elements, DType type) {
 
 int64_t a_panel_words(const ProductKernels& k) { return kTileWords * k.mr + kPanelGap; }
 
-// Enough tiles that threads end together, no smaller than needed.
-TileSize choose_tile(TileSize t, int64_t rows, int64_t columns, int threads) {
-  const auto tiles = [&] { return ceil_div(rows, t.rows) * ceil_div(columns, t.columns); };
-  while (threads > 1 && tiles() < 4 * threads && (t.rows > kSmallestTile.rows || t.columns > kSmallestTile.columns)) {
+// Halves a tile until the costliest one is a small part of what a thread has to do, so that threads end together.
+// `share`: how much of all work lies in the part of the result of `rows` x `columns` that the costliest tile is cut
+// from.
+TileSize choose_tile(TileSize t, int64_t rows, int64_t columns, double share, int threads) {
+  const auto too_big = [&] {
+    const double tiles = static_cast<double>(ceil_div(rows, t.rows) * ceil_div(columns, t.columns));
+    return share / tiles > 1.0 / (4 * threads);
+  };
+  while (threads > 1 && too_big() && (t.rows > kSmallestTile.rows || t.columns > kSmallestTile.columns)) {
     if (t.columns > kSmallestTile.columns && (t.columns >= t.rows || t.rows == kSmallestTile.rows))
       t.columns /= 2;
     else
@@ -113,7 +118,7 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   if (p.a.rows() == 0 || p.n == 0) return;
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
   const int64_t rows = p.a.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
-  TileSize size = choose_tile(kRowTile, rows, p.n, ctx.pool->size());
+  TileSize size = choose_tile(kRowTile, rows, p.n, 1, ctx.pool->size());
   while (words * size.columns > kKeptWords && size.columns > kNarrowestKept) size.columns /= 2;
   const int64_t column_blocks = ceil_div(p.n, size.columns);
   const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), column_blocks);
@@ -195,16 +200,13 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
   if (p.a.rows() == 0 || p.b.cols() == 0) return;
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16);
   const int64_t rows = p.a.rows(), m = p.a.cols(), n = p.b.cols();
-  const TileSize size = choose_tile(kWeightTile, m, n, ctx.pool->size());
-  const int64_t row_blocks = ceil_div(m, size.rows), column_blocks = ceil_div(n, size.columns),
-                blocks = row_blocks * column_blocks;
-  const int64_t panels_max = ceil_div(ceil_div(n, kernels.nr), column_blocks);
+  const int64_t panels_max = ceil_div(std::min(n, kWeightTile.columns), kernels.nr);
   const int64_t step = kTileWords * kernels.unit;  // rows of the sum taken at a time
   const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
-  const Workspaces workspaces(ctx, size.rows / kernels.mr * a_panel, panels_max * b_panel,
-                              size.rows * panels_max * kernels.nr);
+  const Workspaces workspaces(ctx, kWeightTile.rows / kernels.mr * a_panel, panels_max * b_panel,
+                              kWeightTile.rows * panels_max * kernels.nr);
   auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
   if (ctx.dry_run) return;
   check_groups(p.offsets, p.groups, rows);
@@ -217,6 +219,12 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     const int64_t size_x = group_rows(p.offsets, x, rows).size(), size_y = group_rows(p.offsets, y, rows).size();
     return size_x != size_y ? size_x > size_y : x < y;
   });
+  if (groups == 0) return;
+  const int64_t used = p.offsets ? p.offsets[p.groups] : rows, largest = group_rows(p.offsets, order[0], rows).size();
+  const TileSize size =
+      choose_tile(kWeightTile, m, n, static_cast<double>(largest) / static_cast<double>(used), ctx.pool->size());
+  const int64_t row_blocks = ceil_div(m, size.rows), column_blocks = ceil_div(n, size.columns),
+                blocks = row_blocks * column_blocks;
 
   const auto pack_a = kernels.pack_a_cols[source_of(p.a.dtype)];
   const auto pack_b = kernels.pack_b_cols[source_of(p.b.dtype)];

@@ -143,6 +143,18 @@ TEST_P(Products, GroupedAgreesWithRef) {
     }
 }
 
+TEST_P(Products, BrokenOffsetsAreABug) {
+  const Tensor x = Tensor::random({8, 4}, DType::kF32, 1), w = Tensor::random({2, 3, 4}, DType::kF32, 2);
+  Tensor y({8, 3}, DType::kF32);
+  ThreadPool pool(1);
+  Arena arena(4 << 20);
+  const Context ctx = context_of(backend, pool, arena);
+  for (const auto& offsets : {std::vector<int32_t>{0, 5, 4}, {1, 2, 8}, {0, 4, 9}}) {
+    const Tensor o = Tensor::i32(offsets);
+    EXPECT_THROW(grouped_linear_forward(ctx, {.x = x.view(), .w = w.view(), .offsets = o.view(), .y = y.view()}), Bug);
+  }
+}
+
 TEST_P(Products, RouterProductsAgreeWithRef) {
   for (const DType type : {DType::kF32, DType::kBF16})
     for (const Shape3 s : {Shape3{130, 8, 96}, Shape3{33, 64, 200}, Shape3{1, 5, 7}}) {
