@@ -21,8 +21,7 @@ void pack_block(const void* k_, int64_t k_stride, const void* v_, int64_t v_stri
 
 template <class T>
 int64_t work_bytes(int64_t dim) {
-  const int64_t forward = ForwardWork<T>(nullptr, dim).end - static_cast<char*>(nullptr);
-  const int64_t backward = BackwardWork<T>(nullptr, dim).end - static_cast<char*>(nullptr);
+  const int64_t forward = ForwardWork<T>(nullptr, dim).bytes, backward = BackwardWork<T>(nullptr, dim).bytes;
   const int64_t pack = kKeyBlock * padded_dim(dim) * 4;
   const int64_t most = forward > backward ? forward : backward;
   return most > pack ? most : pack;

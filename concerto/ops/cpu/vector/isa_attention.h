@@ -145,7 +145,7 @@ CONCERTO_INLINE void pack_row(const uint16_t* x, int64_t dim, Pair* to) {
   int64_t i = 0;
   for (; i + 32 <= dim; i += 32) _mm512_storeu_si512(to + i / 2, _mm512_loadu_si512(x + i));
   if (i == dim) return;
-  const __mmask32 rest = (1u << (dim - i)) - 1, pairs = (1u << round_up(dim - i, 2)) - 1;
+  const __mmask32 rest = (1u << (dim - i)) - 1, pairs = rest | 1u << (round_up(dim - i, 2) - 1);
   _mm512_mask_storeu_epi16(to + i / 2, pairs, _mm512_maskz_loadu_epi16(rest, x + i));
 }
 #endif
@@ -258,13 +258,14 @@ CONCERTO_INLINE Vec keep_seen(Vec v, int64_t first, int64_t seen, float fill) {
   return lane < static_cast<int32_t>(seen - first) ? v : splat(fill);
 }
 
-// Hands out parts of a thread's scratch.
+// Hands out parts of a thread's scratch; without memory it only counts.
 struct Work {
-  char* at;
+  char* memory;
+  int64_t used = 0;
   template <class E>
   E* take(int64_t count) {
-    char* p = at;
-    at += round_up(count * static_cast<int64_t>(sizeof(E)), 64);
+    char* p = memory ? memory + used : nullptr;
+    used += round_up(count * static_cast<int64_t>(sizeof(E)), 64);
     return reinterpret_cast<E*>(p);
   }
 };

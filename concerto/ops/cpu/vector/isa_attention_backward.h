@@ -30,7 +30,7 @@ struct BackwardWork {
   E* step;                  // [kRowSteps][padded dim]
   float* dq;                // [kBackwardQueries][padded dim]
   float *log2_lse, *delta;  // [kBackwardQueries]
-  char* end;
+  int64_t bytes;
 
   BackwardWork(void* memory, int64_t dim) {
     Work work{static_cast<char*>(memory)};
@@ -45,7 +45,7 @@ struct BackwardWork {
     dq = work.take<float>(kBackwardQueries * padded_dim(dim));
     log2_lse = work.take<float>(kBackwardQueries);
     delta = work.take<float>(kBackwardQueries);
-    end = work.at;
+    bytes = work.used;
   }
 };
 

@@ -30,7 +30,7 @@ struct ForwardWork {
   float* out;  // [kForwardQueries][padded dim], not yet divided by the sum
   float* top;  // [kForwardQueries] largest score so far, times scale * log2(e)
   float* sum;  // [kForwardQueries][kLanes] sums of weights, a lane each
-  char* end;
+  int64_t bytes;
 
   ForwardWork(void* memory, int64_t dim) {
     Work work{static_cast<char*>(memory)};
@@ -38,7 +38,7 @@ struct ForwardWork {
     out = work.take<float>(kForwardQueries * padded_dim(dim));
     top = work.take<float>(kForwardQueries + kLanes);
     sum = work.take<float>(kForwardQueries * kLanes);
-    end = work.at;
+    bytes = work.used;
   }
 };
 

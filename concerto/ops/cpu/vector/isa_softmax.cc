@@ -50,22 +50,72 @@ void softmax_backward(const float* p, const float* dp, float* dx, int64_t n) {
   for_lanes(n, [&](int64_t i, auto m) { store(dx + i, load(p + i, m) * (load(dp + i, m) - mean), m); });
 }
 
-void top_k(float* s, int64_t n, int64_t k, int32_t* ids) {
-  const float taken = -__builtin_inff();
-  for (int64_t j = 0; j < k; ++j) {
-    const float top = row_max(s, n);
-    int64_t best = first_equal(s, n, top);
-    if (best == n || top == taken) {
-      // Only NaN and minus infinity are left: take the first index not taken yet, so that indices stay different and in
-      // range.
-      for (best = 0;; ++best) {
-        bool used = false;
-        for (int64_t i = 0; i < j; ++i) used |= ids[i] == best;
-        if (!used) break;
-      }
+// Only NaN and minus infinity are left: the first index not taken yet, so that indices stay different and in range.
+int32_t first_free(const int32_t* ids, int64_t taken) {
+  for (int32_t free = 0;; ++free) {
+    bool used = false;
+    for (int64_t i = 0; i < taken; ++i) used |= ids[i] == free;
+    if (!used) return free;
+  }
+}
+
+#if defined(__AVX512F__)
+CONCERTO_INLINE Vec max_everywhere(Vec v) {
+  v = max(v, (Vec)_mm512_shuffle_f32x4(v, v, 0x4e));
+  v = max(v, (Vec)_mm512_shuffle_f32x4(v, v, 0xb1));
+  v = max(v, (Vec)_mm512_permute_ps(v, 0x4e));
+  return max(v, (Vec)_mm512_permute_ps(v, 0xb1));
+}
+
+// All of s in registers. The chain from one choice to the next is maximum, compare, blend; the index is found beside
+// it.
+template <int kVecs>
+void top_k_in_registers(const float* s, int64_t n, int64_t k, int32_t* ids) {
+  const Vec taken = splat(-__builtin_inff());
+  Vec v[kVecs];
+  for (int j = 0; j < kVecs; ++j) {
+    const int64_t rest = n - j * kLanes;
+    const __mmask16 valid = rest >= kLanes ? 0xffff : rest <= 0 ? 0 : mask_of({static_cast<int>(rest)});
+    v[j] = max((Vec)_mm512_mask_loadu_ps(taken, valid, s + (rest > 0 ? j * kLanes : 0)), taken);  // NaN: as if taken
+  }
+  for (int64_t choice = 0; choice < k; ++choice) {
+    Vec top = v[0];
+#pragma GCC unroll 8
+    for (int j = 1; j < kVecs; ++j) top = max(top, v[j]);
+    top = max_everywhere(top);
+    uint64_t hits = 0;
+#pragma GCC unroll 8
+    for (int j = 0; j < kVecs; ++j) {
+      const __mmask16 hit = _mm512_cmpeq_ps_mask(v[j], top);
+      hits |= static_cast<uint64_t>(hit) << (j * kLanes);
+      v[j] = _mm512_mask_mov_ps(v[j], hit, taken);
     }
-    ids[j] = static_cast<int32_t>(best);
-    s[best] = taken;
+    const int best = __builtin_ctzll(hits);
+    if (top[0] == taken[0]) {
+      ids[choice] = first_free(ids, choice);
+      continue;
+    }
+    ids[choice] = best;
+    if ((hits & (hits - 1)) == 0) continue;
+    hits &= hits - 1;  // ties: the others stay
+#pragma GCC unroll 8
+    for (int j = 0; j < kVecs; ++j) v[j] = _mm512_mask_mov_ps(v[j], static_cast<__mmask16>(hits >> (j * kLanes)), top);
+  }
+}
+#endif
+
+void top_k(float* s, int64_t n, int64_t k, int32_t* ids) {
+#if defined(__AVX512F__)
+  if (n <= kLanes) return top_k_in_registers<1>(s, n, k, ids);
+  if (n <= 2 * kLanes) return top_k_in_registers<2>(s, n, k, ids);
+  if (n <= 4 * kLanes) return top_k_in_registers<4>(s, n, k, ids);
+#endif
+  const float taken = -__builtin_inff();
+  for (int64_t choice = 0; choice < k; ++choice) {
+    const float top = row_max(s, n);
+    const int64_t best = first_equal(s, n, top);
+    ids[choice] = best == n || top == taken ? first_free(ids, choice) : static_cast<int32_t>(best);
+    s[ids[choice]] = taken;
   }
 }
 

@@ -88,8 +88,14 @@ struct Permute {
     float* dweights = a.dweights.as<float>();
     ctx.pool->parallel_for(a.dy.rows(), grain_rows((2 * top_k + 1) * n * dy.element),
                            [&](int64_t begin, int64_t end, int) {
-                             for (int64_t i = begin * top_k; i < end * top_k; ++i)
+                             for (int64_t i = begin * top_k; i < end * top_k; ++i) {
+                               if (i + top_k < end * top_k)  // the rows of the next token lie anywhere
+                                 for (int64_t at = 0; at < n * dy.element; at += 64) {
+                                   __builtin_prefetch(rows[row[i + top_k]] + at);
+                                   __builtin_prefetch(drows[row[i + top_k]] + at, 1);
+                                 }
                                dweights[i] = t.scale_dot(dy[i / top_k], rows[row[i]], weights[i], drows[row[i]], n);
+                             }
                            });
   }
 

@@ -2,9 +2,11 @@
 // that these kernels cut, both ways of attention's backward pass, and what other documents or unused rows may not do.
 #include "concerto/ops/cpu/vector/vector_kernels.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "concerto/ops/cpu/vector/kernel_table.h"
 #include "concerto/ops/op_test.h"
@@ -124,7 +126,7 @@ const Packed kPacked[] = {
     {"very wide", integers({0, 66}), 1, 1, 256},
     {"no whole vector", integers({0, 33, 100}), 3, 1, 18},
     {"two and a half panels", integers({0, 65}), 2, 2, 80},
-    {"odd", integers({0, 9, 80}), 2, 1, 7},
+    {"odd", integers({0, 9, 80}), 2, 1, 31},
 };
 
 Body forward_of(const Packed& p, const Values& q, const Values& k, const Values& v) {
@@ -308,6 +310,15 @@ TEST_P(Vector, TopKTakesTiesInOrderAndSurvivesNan) {
   EXPECT_EQ(pick({-inf, -inf, 1, -inf}, 3), (Ids{2, 0, 1}));
   EXPECT_EQ(pick({NAN, 2, NAN, 3}, 4), (Ids{3, 1, 0, 2}));
   EXPECT_EQ(pick({-5, -7, -6}, 3), (Ids{0, 2, 1}));
+  for (int64_t n : {5, 16, 17, 40, 64, 65, 200}) {  // against a stable sort, with many ties
+    std::vector<float> many(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) many[static_cast<size_t>(i)] = static_cast<float>(i * 37 % 11) - 5;
+    Ids sorted(static_cast<size_t>(n));
+    std::iota(sorted.begin(), sorted.end(), 0);
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [&](int32_t a, int32_t b) { return many[static_cast<size_t>(a)] > many[static_cast<size_t>(b)]; });
+    EXPECT_EQ(pick(many, n), sorted) << n;
+  }
 }
 
 // Many tokens, so that counts and sums come from several blocks, and choices made by a bias of both signs.
