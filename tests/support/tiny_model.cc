@@ -52,7 +52,7 @@ void fill_random(ParameterStore& store, uint64_t seed) {
 
 MicroBatch random_batch(const ModelConfig& c, const Rows& rows, uint64_t seed) {
   const Rng rng(seed, "tokens");
-  const auto vocab = static_cast<uint64_t>(c.vocab_size);
+  const auto vocab = static_cast<uint64_t>(c.vocab_size) - 1;  // without the padding token, whose row gets no gradient
   uint64_t at = 0;
   MicroBatch b;
   b.doc_offsets = b.row_offsets = {0};
@@ -61,7 +61,7 @@ MicroBatch random_batch(const ModelConfig& c, const Rows& rows, uint64_t seed) {
   for (const auto& documents : rows) {
     for (const int length : documents) {
       std::vector<int32_t> ids, targets;
-      for (int t = 0; t < length; ++t) ids.push_back(static_cast<int32_t>(rng.below(at++, vocab)));
+      for (int t = 0; t < length; ++t) ids.push_back(1 + static_cast<int32_t>(rng.below(at++, vocab)));
       for (int t = 0; t < length; ++t)
         targets.push_back(t + 1 < length && rng.below(at++, 6) != 0 ? ids[static_cast<size_t>(t) + 1] : kIgnoreIndex);
       for (int t = 0; t < length; ++t) {
