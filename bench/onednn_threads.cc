@@ -3,7 +3,7 @@
 //   team_after_pool  the same, each product after a call on our pool, as in a training step
 //   pool             our pool's threads each call oneDNN single-threaded on a slice of rows
 //   own              our own kernels on our pool
-// Behind docs/decisions/0004-onednn-single-threaded.md.
+// Behind docs/decisions/0005-onednn-single-threaded.md.
 //
 //   bench_onednn_threads [seconds a figure]
 #include <omp.h>
