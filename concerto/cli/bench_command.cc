@@ -18,7 +18,7 @@ namespace concerto {
 namespace {
 
 struct BenchArguments {
-  std::string model, dtype = "bf16", backend = "cpu", recompute = "none", schedule = "1f1b", rival;
+  std::string model, data, dtype = "bf16", backend = "cpu", recompute = "none", schedule = "1f1b", rival;
   int64_t batch = 8, seq = 1024, steps = 4, seed = 1;
   int threads = 0;
   bool json = false;
@@ -62,6 +62,7 @@ RunConfig bench_config(const BenchArguments& a) {
   c.training.dtype = a.dtype;
   c.parallel.recompute = a.recompute == "full" ? Recompute::kFull : a.recompute == "selective" ? Recompute::kSelective : Recompute::kNone;
   c.parallel.schedule = a.schedule;
+  if (!a.data.empty()) c.data.train = {{a.data, 1.0}};
   c.backend = a.backend;
   return c;
 }
@@ -96,12 +97,17 @@ void run_bench_step(const BenchArguments& a) {
   engine.store().initialize(m, config.model.init_method, static_cast<uint64_t>(a.seed), pool);
   OpProfile profile, best_profile;
   engine.executor().set_profile(&profile);
+  std::unique_ptr<BatchSource> source;
+  if (!a.data.empty()) source = std::make_unique<BatchSource>(train_source_options(config));
   std::vector<MicroBatch> batches(1);
   StepReport report;
   std::string why;
   double best = 0;
   for (int64_t step = 1; step <= a.steps; ++step) {
-    random_batch(m, a, step, batches[0]);
+    if (source)
+      source->fill((step - 1) * a.batch, a.batch, a.batch, batches);
+    else
+      random_batch(m, a, step, batches[0]);
     profile = {};
     const double start = now();
     engine.step(step, batches, nullptr, report, why);
@@ -152,6 +158,7 @@ void add_bench_command(CLI::App& app) {
   bench->require_subcommand(1);
   CLI::App* c = bench->add_subcommand("step", "a training step on random weights and tokens");
   c->add_option("--model", a->model, "folder with a config.json")->required();
+  c->add_option("--data", a->data, "prefix of a .bin/.idx pair: the tokens, and so the losses, of `train` at this seed and shape");
   c->add_option("--batch", a->batch, "sequences")->check(CLI::PositiveNumber)->capture_default_str();
   c->add_option("--seq", a->seq, "tokens a sequence")->check(CLI::PositiveNumber)->capture_default_str();
   c->add_option("--steps", a->steps, "the best of these counts")->check(CLI::PositiveNumber)->capture_default_str();

@@ -30,13 +30,15 @@ BatchSourceOptions source_options(const RunConfig& c, bool valid) {
 
 }  // namespace
 
+BatchSourceOptions train_source_options(const RunConfig& config) { return source_options(config, false); }
+
 Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style)
     : config_((check_trainable(config), config)),
       baseline_bytes_(read_process_memory().rss_bytes),
       start_time_(now()),
       folder_(config_),
       progress_({.style = style, .log_every_steps = config_.monitor.log_every_steps}),
-      source_(source_options(config_, false)),
+      source_(train_source_options(config_)),
       engine_(config_, backend, pool),
       guard_(config_.training.spike_factor) {
   if (!config_.data.valid.empty()) valid_ = std::make_unique<BatchSource>(source_options(config_, true));

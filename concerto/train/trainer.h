@@ -21,6 +21,9 @@
 
 namespace concerto {
 
+// How `train` reads data.train.
+BatchSourceOptions train_source_options(const RunConfig& config);
+
 // Everything that a step needs, and nothing of files: model, store, executor, optimizer. `train`, `bench step` and tests step the same object.
 class StepEngine {
  public:
