@@ -26,7 +26,8 @@ const std::vector<std::pair<const char*, const char*>> kCategories = {
 
 nlohmann::json read_case(const std::string& path) {
   std::ifstream in(path);
-  if (!in) throw Error(ErrorCode::kModel, path, "cannot be opened", "A golden folder holds golden.safetensors and case.json.");
+  if (!in)
+    throw Error(ErrorCode::kModel, path, "cannot be opened", "A golden folder holds golden.safetensors and case.json.");
   std::stringstream text;
   text << in.rdbuf();
   return parse_json(text.str(), ErrorCode::kModel, path);
@@ -40,7 +41,8 @@ void add_mtp_arrays(MicroBatch& m, const ModelConfig& config) {
       for (int64_t t = m.doc_offsets[doc]; t < m.doc_offsets[doc + 1]; ++t) {
         const int64_t next = t + 1 + depth;
         const bool inside = next < m.doc_offsets[doc + 1];
-        m.mtp_token_ids.push_back(inside ? m.token_ids[static_cast<size_t>(next)] : static_cast<int32_t>(std::max<int64_t>(0, config.pad_token_id)));
+        m.mtp_token_ids.push_back(inside ? m.token_ids[static_cast<size_t>(next)]
+                                         : static_cast<int32_t>(std::max<int64_t>(0, config.pad_token_id)));
         m.mtp_targets.push_back(inside ? m.targets[static_cast<size_t>(next)] : kIgnoreIndex);
       }
   CHECK(static_cast<int64_t>(m.mtp_targets.size()) == config.num_nextn_predict_layers * tokens);
@@ -49,7 +51,8 @@ void add_mtp_arrays(MicroBatch& m, const ModelConfig& config) {
 }  // namespace
 
 bool GoldenReport::ok() const {
-  return unused.empty() && !lines.empty() && std::all_of(lines.begin(), lines.end(), [](const GoldenLine& l) { return l.ok(); });
+  return unused.empty() && !lines.empty() &&
+         std::all_of(lines.begin(), lines.end(), [](const GoldenLine& l) { return l.ok(); });
 }
 
 GoldenCase::GoldenCase(const std::string& dir) : file_(dir + "/golden.safetensors") {
@@ -61,6 +64,11 @@ GoldenCase::GoldenCase(const std::string& dir) : file_(dir + "/golden.safetensor
     if (c.contains("train")) {
       const nlohmann::json& t = c.at("train");
       steps_ = t.at("steps");
+      const std::string name = t.value("optimizer", "adamw");
+      if (name != "adamw" && name != "lamb")
+        throw Error(ErrorCode::kModel, path, fmt::format("train.optimizer is {}", json_quote(name)),
+                    "Accepted: adamw, lamb");
+      optimizer_.name = name == "lamb" ? OptimizerName::kLamb : OptimizerName::kAdamW;
       optimizer_.lr = t.at("lr");
       optimizer_.schedule = LrSchedule::kConstant;
       optimizer_.beta1 = t.at("betas").at(0);
@@ -143,7 +151,8 @@ GoldenBatch GoldenCase::batch(const std::string& p, int64_t step, int64_t micro_
     for (int64_t b = 0; b < rows; ++b)
       for (int64_t i = 0; i < cols; ++i)
         for (int64_t j = 0; j < cols; ++j)
-          allowed.push_back(j <= i && docs[static_cast<size_t>(b * cols + i)] == docs[static_cast<size_t>(b * cols + j)]);
+          allowed.push_back(j <= i &&
+                            docs[static_cast<size_t>(b * cols + i)] == docs[static_cast<size_t>(b * cols + j)]);
     compare_values(p + "attn_allowed", allowed, values(p + "attn_allowed"));
   }
 
@@ -181,7 +190,8 @@ std::pair<double, double> GoldenCase::tolerance(const std::string& name) const {
   for (const auto& [category, pattern] : kCategories) {
     if (!std::regex_match(name, std::regex(pattern))) continue;
     const auto it = tolerance_.find(category);
-    if (it == tolerance_.end()) throw Error(ErrorCode::kModel, "case.json", fmt::format("no tolerance '{}' for {}", category, name));
+    if (it == tolerance_.end())
+      throw Error(ErrorCode::kModel, "case.json", fmt::format("no tolerance '{}' for {}", category, name));
     return it->second;
   }
   return {0, 0};  // integers and choices: exact
@@ -194,7 +204,8 @@ void GoldenCase::compare(const std::string& name, const std::vector<double>& got
     const int64_t cols = s[s.rank() - 1];
     std::vector<double> picked;
     for (int64_t r : rows) {
-      if ((r + 1) * cols > static_cast<int64_t>(want.size())) throw Error(ErrorCode::kModel, name, "has too few rows for the batch");
+      if ((r + 1) * cols > static_cast<int64_t>(want.size()))
+        throw Error(ErrorCode::kModel, name, "has too few rows for the batch");
       picked.insert(picked.end(), want.begin() + r * cols, want.begin() + (r + 1) * cols);
     }
     want = std::move(picked);
@@ -205,7 +216,8 @@ void GoldenCase::compare(const std::string& name, const std::vector<double>& got
 void GoldenCase::compare_values(const std::string& name, const std::vector<double>& got, std::vector<double> want) {
   const bool again = !used_.insert(name).second;
   if (got.size() != want.size())
-    throw Error(ErrorCode::kModel, name, fmt::format("the file holds {} values, this model makes {}", want.size(), got.size()));
+    throw Error(ErrorCode::kModel, name,
+                fmt::format("the file holds {} values, this model makes {}", want.size(), got.size()));
   GoldenLine line{.name = name};
   double top = 0, norm = 0, max = 0, l2 = 0;
   for (size_t i = 0; i < got.size(); ++i) {

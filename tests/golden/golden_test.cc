@@ -15,12 +15,15 @@
 namespace concerto {
 namespace {
 
-const char* kCases[] = {"dense-tiny", "moe-tiny", "moe-interval2", "moe-padded", "moe-packed"};
+const char* kCases[] = {"dense-tiny", "moe-tiny",     "moe-interval2",    "moe-padded",
+                        "moe-packed", "mtp-pre-main", "mtp-post-shifted", "lamb-moe"};
 
 std::string failures(const GoldenReport& r) {
   std::string text;
   for (const GoldenLine& l : r.lines)
-    if (!l.ok()) text += fmt::format("{}: max {:.2e} ({:.0e}) l2 {:.2e} ({:.0e})\n", l.name, l.max, l.tolerance_max, l.l2, l.tolerance_l2);
+    if (!l.ok())
+      text += fmt::format("{}: max {:.2e} ({:.0e}) l2 {:.2e} ({:.0e})\n", l.name, l.max, l.tolerance_max, l.l2,
+                          l.tolerance_l2);
   for (const std::string& name : r.unused) text += name + ": neither fed nor compared\n";
   return text;
 }
@@ -34,7 +37,8 @@ struct Layout {
 
 std::string layout_name(const ::testing::TestParamInfo<std::tuple<const char*, Layout>>& info) {
   const auto& [name, l] = info.param;
-  std::string text = fmt::format("{}_{}_{}_{}_{}", name, l.backend, l.schedule, static_cast<int>(l.recompute), l.threads);
+  std::string text =
+      fmt::format("{}_{}_{}_{}_{}", name, l.backend, l.schedule, static_cast<int>(l.recompute), l.threads);
   std::replace(text.begin(), text.end(), '-', '_');
   return text;
 }
@@ -61,14 +65,48 @@ INSTANTIATE_TEST_SUITE_P(Cases, Golden,
                                                               Layout{"cpu", "1f1b", Recompute::kFull, 1})),
                          layout_name);
 
-// One row a micro-batch: gradients and losses weigh valid tokens, so they do not change (no aux loss is in the loss of this case).
+// One row a micro-batch: gradients and losses weigh valid tokens, so they do not change (no aux loss is in the loss of
+// this case).
 TEST(GoldenMicroBatches, AccumulationChangesNothing) {
   ThreadPool pool(2);
   for (const char* name : {"dense-tiny"}) {
     const std::string dir = std::string("tests/golden/") + name;
-    const GoldenReport report = verify_golden({.model_dir = dir, .golden_dir = dir, .micro_batches = 2}, backend_by_name("cpu"), pool);
+    const GoldenReport report =
+        verify_golden({.model_dir = dir, .golden_dir = dir, .micro_batches = 2}, backend_by_name("cpu"), pool);
     EXPECT_TRUE(report.ok()) << failures(report);
   }
+}
+
+// case.json with `from` replaced; the message of the error that it gives.
+std::string case_fault(const std::string& from, const std::string& to) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::temp_directory_path() / fmt::format("concerto-case-{}", getpid());
+  fs::remove_all(dir);
+  fs::copy("tests/golden/lamb-moe", dir);
+  std::ifstream in("tests/golden/lamb-moe/case.json");
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  text.replace(text.find(from), from.size(), to);
+  fs::remove(dir / "case.json");
+  std::ofstream(dir / "case.json") << text;
+  std::string what;
+  ThreadPool pool(1);
+  try {
+    verify_golden({.model_dir = dir.string(), .golden_dir = dir.string()}, backend_by_name("cpu"), pool);
+  } catch (const Error& e) {
+    what = e.what();
+  }
+  fs::remove_all(dir);
+  return what;
+}
+
+TEST(GoldenCaseFile, FaultsAreNamed) {
+  EXPECT_NE(case_fault("\"lamb\"", "\"sgd\"").find("train.optimizer is \"sgd\""), std::string::npos);
+  EXPECT_NE(case_fault("\"router\": {\"max\"", "\"rooter\": {\"max\"").find("no tolerance 'router'"),
+            std::string::npos);
+  EXPECT_NE(case_fault("\"aux_loss_in_loss\": false", "\"aux_loss_in_loss\": true").find("disagree on the aux loss"),
+            std::string::npos);
+  EXPECT_NE(case_fault("\"steps\": 20", "\"steps\": \"x\"").find("case.json"), std::string::npos);
+  EXPECT_NE(case_fault("\"steps\": 20", "\"steps\": 21").find("wanted"), std::string::npos);
 }
 
 // A comparison that cannot fail is worth nothing: one flipped weight must be seen.
@@ -77,7 +115,8 @@ TEST(GoldenFlip, OneFlippedWeightIsSeen) {
   const fs::path dir = fs::temp_directory_path() / fmt::format("concerto-flip-{}", getpid());
   fs::remove_all(dir);
   fs::create_directories(dir);
-  for (const char* file : {"config.json", "model.safetensors"}) fs::copy_file(fs::path("tests/golden/moe-tiny") / file, dir / file);
+  for (const char* file : {"config.json", "model.safetensors"})
+    fs::copy_file(fs::path("tests/golden/moe-tiny") / file, dir / file);
   fs::permissions(dir / "model.safetensors", fs::perms::owner_all);
   const SafetensorsFile file((dir / "model.safetensors").string());
   const SafetensorsEntry& entry = file.require("model.layers.1.mlp.experts.3.down_proj.weight");
