@@ -15,15 +15,8 @@ inline __m512i load_row(const Bits16* p, int64_t count) {
   }
 }
 
-template <class S>
-void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
-  constexpr int64_t kAhead = 256 / sizeof(S);  // many short streams: more than the processor follows by itself
-  __m512i r[16], t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) {
-    __builtin_prefetch(from + (i < n ? i : 0) * stride + kAhead);
-    r[i] = i < n ? load_row(from + i * stride, k) : _mm512_setzero_si512();
-  }
+// t[w][i] = r[i][w], in words; r is overwritten.
+[[gnu::always_inline]] inline void transpose(__m512i (&r)[16], __m512i (&t)[16]) {
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -47,6 +40,18 @@ void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* t
     t[q + 8] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
     t[q + 12] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
   }
+}
+
+template <class S>
+void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
+  constexpr int64_t kAhead = 256 / sizeof(S);  // many short streams: more than the processor follows by itself
+  __m512i r[16], t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    __builtin_prefetch(from + (i < n ? i : 0) * stride + kAhead);
+    r[i] = i < n ? load_row(from + i * stride, k) : _mm512_setzero_si512();
+  }
+  transpose(r, t);
   const int64_t words = words_of(k);
 #pragma GCC unroll 16
   for (int w = 0; w < 16; ++w)

@@ -40,6 +40,7 @@ template <class S, int64_t kWidth>
 void pack_line(const S* low, const S* high, int64_t n, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"
+#include "concerto/ops/cpu/product_vector_body.h"
 
 inline __m256 load_row(const Bits32* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
 inline __m256 load_row(const Bits16* p) {

@@ -1,18 +1,16 @@
-// The part of the product kernels that all instruction sets share. Included once by each product_<isa>.cc, inside
-// namespace concerto::cpu and an anonymous namespace: nothing here may have a name that another translation unit sees,
-// for the linker would keep one of the two bodies. For the same reason no inline function of another header is called.
+// The part of the product kernels that all instruction sets share: packing of B, the write-out, sums. Included once by
+// each product_<isa>.cc, inside namespace concerto::cpu and an anonymous namespace: nothing here may have a name that
+// another translation unit sees, for the linker would keep one of the two bodies. For the same reason no inline
+// function of another header is called.
 //
 // The including file defines before:
-//   kUnit; kRows (mr); kVectors (nr / kLanes)
-//   Vec: type Sum (kLanes f32), type Words (kLanes words), zero, add, load, store, store_bf16, load_words, broadcast,
-//   multiply_add(sum, a, b)
+//   kUnit; kRows (mr); kVectors (nr / kLanes); Vec with kLanes, the f32 of a vector
 // and declares before and defines after:
 //   pack_block<S>(from, stride, n, k, to, row_words): to[w][j] = word w of row j, for up to kLanes rows j < n and words
-//   of k elements; writes kLanes words of
-//     each, in ascending order, zero for rows that are not there.
+//   of k elements; writes kLanes words of each, in ascending order, zero for rows that are not there.
 //   pack_line<S, kWidth>(low, high, n, to): to[j] = the word of low[j] (and high[j], if kUnit is 2) for j < n, zero up
-//   to kWidth; may write up to kPanelGap - 1
-//     words more.
+//   to kWidth; may write up to kPanelGap - 1 words more. Writes of one word row spill into the next, which is written
+//   later (or is the gap): hence words in ascending order everywhere.
 
 struct [[gnu::may_alias]] Bits16 {
   uint16_t bits;
@@ -43,18 +41,6 @@ inline uint32_t word_of(Bits16 low, Bits16 high) {
                     : static_cast<uint32_t>(low.bits) << 16;
 }
 
-// Writes of one word row spill into the next, which is written later (or is the gap): hence words in ascending order
-// everywhere.
-template <class S>
-void pack_a_rows(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words) {
-  for (int64_t r = 0; r < rows; r += kRows, packed += panel_words)
-    for (int64_t i = 0; i < k; i += kLanes * kUnit)
-      for (int64_t v = 0; v < kRows && r + v < rows; v += kLanes)
-        pack_block<S>(static_cast<const S*>(a) + (r + v) * stride + i, stride,
-                      smaller(smaller(kLanes, kRows - v), rows - r - v), smaller(k - i, kLanes * kUnit),
-                      packed + i / kUnit * kRows + v, kRows);
-}
-
 template <class S, int64_t kWidth>
 void pack_cols(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
   constexpr int64_t kAhead = 16;
@@ -73,11 +59,6 @@ void pack_cols(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* pa
 }
 
 template <class S>
-void pack_a_cols(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words) {
-  pack_cols<S, kRows>(static_cast<const S*>(a), stride, rows, k, packed, panel_words);
-}
-
-template <class S>
 void pack_b_cols(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
   pack_cols<S, kColumns>(static_cast<const S*>(b), stride, n, k, packed, panel_words);
 }
@@ -92,102 +73,6 @@ void pack_b_rows(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* 
         pack_block<S>(from + i, stride, lanes, smaller(k - i, kLanes * kUnit), packed + i / kUnit * kColumns + v,
                       kColumns);
     }
-}
-
-struct TileOut {
-  float* c;
-  int64_t c_stride;
-  void* out;
-  int64_t out_stride;
-  Finish finish;
-  bool first;
-};
-
-template <int kCount, class Each>
-inline void for_sums(Each each) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) each(i, v);
-}
-
-// kCount rows of a panel of A times one panel of B. What the sums meet at the end is fetched while the products run.
-template <int kCount>
-void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut& to) {
-  typename Vec::Sum sum[kCount][kVectors];
-  for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::zero(); });
-  const bool to_c = to.finish == Finish::kKeep;
-  const auto* meets = static_cast<const char*>(to_c ? to.c : to.out);
-  const int64_t element = to.finish == Finish::kStoreBF16 ? 2 : 4,
-                stride = (to_c ? to.c_stride : to.out_stride) * element;
-  for (int64_t i = 0; i < kCount; ++i)
-    for (int64_t j = 0; j < kColumns * element; j += 64) __builtin_prefetch(meets + i * stride + j, 1);
-
-  for (int64_t w = 0; w < words; ++w) {
-    typename Vec::Words column[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) column[v] = Vec::load_words(b + v * kLanes);
-#pragma GCC unroll 16
-    for (int i = 0; i < kCount; ++i) {
-      const typename Vec::Words row = Vec::broadcast(a + i);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::multiply_add(sum[i][v], row, column[v]);
-    }
-    a += kRows;
-    b += kColumns;
-  }
-
-  const auto c = [&](int i, int v) { return to.c + i * to.c_stride + v * kLanes; };
-  const auto out = [&](int i, int v) { return i * to.out_stride + v * kLanes; };
-  if (!to.first) for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::add(Vec::load(c(i, v)), sum[i][v]); });
-  switch (to.finish) {
-    case Finish::kKeep:
-      for_sums<kCount>([&](int i, int v) { Vec::store(c(i, v), sum[i][v]); });
-      break;
-    case Finish::kStoreF32:
-      for_sums<kCount>([&](int i, int v) { Vec::store(static_cast<float*>(to.out) + out(i, v), sum[i][v]); });
-      break;
-    case Finish::kStoreBF16:
-      for_sums<kCount>([&](int i, int v) { Vec::store_bf16(static_cast<Bits16*>(to.out) + out(i, v), sum[i][v]); });
-      break;
-    case Finish::kAddF32:
-      for_sums<kCount>([&](int i, int v) {
-        float* p = static_cast<float*>(to.out) + out(i, v);
-        Vec::store(p, Vec::add(Vec::load(p), sum[i][v]));
-      });
-      break;
-  }
-}
-
-using TileFn = void (*)(const uint32_t*, const uint32_t*, int64_t, const TileOut&);
-
-template <int kCount>
-constexpr void fill_tiles(TileFn* table) {
-  table[kCount] = tile_of<kCount>;
-  if constexpr (kCount > 1) fill_tiles<kCount - 1>(table);
-}
-struct TileTable {
-  TileFn of[kRows + 1] = {};
-  constexpr TileTable() { fill_tiles<kRows>(of); }
-};
-
-void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
-          int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
-          int64_t out_stride) {
-  static constexpr TileTable kTiles;
-  const int64_t element = finish == Finish::kStoreBF16 ? 2 : 4;
-  for (int64_t j = 0; j < panels; ++j) {
-    const uint32_t* a_panel = a;
-    for (int64_t i = 0; i < rows; i += kRows, a_panel += a_panel_words) {
-      const TileOut to{c + i * c_stride + j * kColumns,
-                       c_stride,
-                       static_cast<char*>(out) + (i * out_stride + j * kColumns) * element,
-                       out_stride,
-                       finish,
-                       first};
-      kTiles.of[smaller(kRows, rows - i)](a_panel, b + j * b_panel_words, words, to);
-    }
-  }
 }
 
 template <class D>
@@ -248,22 +133,17 @@ inline void pack_line_plain(const S* low, const S* high, int64_t n, uint32_t* to
   for (int64_t j = n; j < kWidth; ++j) to[j] = 0;
 }
 
-constexpr ProductKernels make_table() {
+constexpr ProductKernels shared_table() {
   ProductKernels t = {};
   t.unit = kUnit;
   t.mr = kRows;
   t.nr = static_cast<int>(kColumns);
-  t.pack_a_rows[kSourceBF16] = pack_a_rows<Bits16>;
-  t.pack_a_cols[kSourceBF16] = pack_a_cols<Bits16>;
   t.pack_b_rows[kSourceBF16] = pack_b_rows<Bits16>;
   t.pack_b_cols[kSourceBF16] = pack_b_cols<Bits16>;
   if constexpr (kUnit == 1) {
-    t.pack_a_rows[kSourceF32] = pack_a_rows<Bits32>;
-    t.pack_a_cols[kSourceF32] = pack_a_cols<Bits32>;
     t.pack_b_rows[kSourceF32] = pack_b_rows<Bits32>;
     t.pack_b_cols[kSourceF32] = pack_b_cols<Bits32>;
   }
-  t.tile = tile;
   t.store[kSourceF32] = store<Bits32>;
   t.store[kSourceBF16] = store<Bits16>;
   t.column_sums[kSourceF32] = column_sums<Bits32>;

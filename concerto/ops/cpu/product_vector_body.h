@@ -1,0 +1,127 @@
+// The register tile of the instruction sets that multiply vectors, and its packing of A. Included by product_<isa>.cc
+// after product_kernels_body.h and under its rules. Vec has besides:
+//   type Sum (kLanes f32), type Words (kLanes words), zero, add, load, store, store_bf16, load_words, broadcast,
+//   multiply_add(sum, a, b)
+
+template <class S>
+void pack_a_rows(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words) {
+  for (int64_t r = 0; r < rows; r += kRows, packed += panel_words)
+    for (int64_t i = 0; i < k; i += kLanes * kUnit)
+      for (int64_t v = 0; v < kRows && r + v < rows; v += kLanes)
+        pack_block<S>(static_cast<const S*>(a) + (r + v) * stride + i, stride,
+                      smaller(smaller(kLanes, kRows - v), rows - r - v), smaller(k - i, kLanes * kUnit),
+                      packed + i / kUnit * kRows + v, kRows);
+}
+
+template <class S>
+void pack_a_cols(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words) {
+  pack_cols<S, kRows>(static_cast<const S*>(a), stride, rows, k, packed, panel_words);
+}
+
+struct TileOut {
+  float* c;
+  int64_t c_stride;
+  void* out;
+  int64_t out_stride;
+  Finish finish;
+  bool first;
+};
+
+template <int kCount, class Each>
+inline void for_sums(Each each) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) each(i, v);
+}
+
+// kCount rows of a panel of A times one panel of B. What the sums meet at the end is fetched while the products run.
+template <int kCount>
+void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut& to) {
+  typename Vec::Sum sum[kCount][kVectors];
+  for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::zero(); });
+  const bool to_c = to.finish == Finish::kKeep;
+  const auto* meets = static_cast<const char*>(to_c ? to.c : to.out);
+  const int64_t element = to.finish == Finish::kStoreBF16 ? 2 : 4,
+                stride = (to_c ? to.c_stride : to.out_stride) * element;
+  for (int64_t i = 0; i < kCount; ++i)
+    for (int64_t j = 0; j < kColumns * element; j += 64) __builtin_prefetch(meets + i * stride + j, 1);
+
+  for (int64_t w = 0; w < words; ++w) {
+    typename Vec::Words column[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) column[v] = Vec::load_words(b + v * kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      const typename Vec::Words row = Vec::broadcast(a + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::multiply_add(sum[i][v], row, column[v]);
+    }
+    a += kRows;
+    b += kColumns;
+  }
+
+  const auto c = [&](int i, int v) { return to.c + i * to.c_stride + v * kLanes; };
+  const auto out = [&](int i, int v) { return i * to.out_stride + v * kLanes; };
+  if (!to.first) for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::add(Vec::load(c(i, v)), sum[i][v]); });
+  switch (to.finish) {
+    case Finish::kKeep:
+      for_sums<kCount>([&](int i, int v) { Vec::store(c(i, v), sum[i][v]); });
+      break;
+    case Finish::kStoreF32:
+      for_sums<kCount>([&](int i, int v) { Vec::store(static_cast<float*>(to.out) + out(i, v), sum[i][v]); });
+      break;
+    case Finish::kStoreBF16:
+      for_sums<kCount>([&](int i, int v) { Vec::store_bf16(static_cast<Bits16*>(to.out) + out(i, v), sum[i][v]); });
+      break;
+    case Finish::kAddF32:
+      for_sums<kCount>([&](int i, int v) {
+        float* p = static_cast<float*>(to.out) + out(i, v);
+        Vec::store(p, Vec::add(Vec::load(p), sum[i][v]));
+      });
+      break;
+  }
+}
+
+using TileFn = void (*)(const uint32_t*, const uint32_t*, int64_t, const TileOut&);
+
+template <int kCount>
+constexpr void fill_tiles(TileFn* table) {
+  table[kCount] = tile_of<kCount>;
+  if constexpr (kCount > 1) fill_tiles<kCount - 1>(table);
+}
+struct TileTable {
+  TileFn of[kRows + 1] = {};
+  constexpr TileTable() { fill_tiles<kRows>(of); }
+};
+
+void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
+          int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
+          int64_t out_stride) {
+  static constexpr TileTable kTiles;
+  const int64_t element = finish == Finish::kStoreBF16 ? 2 : 4;
+  for (int64_t j = 0; j < panels; ++j) {
+    const uint32_t* a_panel = a;
+    for (int64_t i = 0; i < rows; i += kRows, a_panel += a_panel_words) {
+      const TileOut to{c + i * c_stride + j * kColumns,
+                       c_stride,
+                       static_cast<char*>(out) + (i * out_stride + j * kColumns) * element,
+                       out_stride,
+                       finish,
+                       first};
+      kTiles.of[smaller(kRows, rows - i)](a_panel, b + j * b_panel_words, words, to);
+    }
+  }
+}
+
+constexpr ProductKernels make_table() {
+  ProductKernels t = shared_table();
+  t.pack_a_rows[kSourceBF16] = pack_a_rows<Bits16>;
+  t.pack_a_cols[kSourceBF16] = pack_a_cols<Bits16>;
+  if constexpr (kUnit == 1) {
+    t.pack_a_rows[kSourceF32] = pack_a_rows<Bits32>;
+    t.pack_a_cols[kSourceF32] = pack_a_cols<Bits32>;
+  }
+  t.tile = tile;
+  return t;
+}
