@@ -18,8 +18,7 @@ const Dense& dense() {
   static const Dense chosen = [] {
     const char* wish = std::getenv("CONCERTO_DENSE");
     const Isa isa = active_isa();
-    const DenseChoice choice =
-        choose_dense(wish ? wish : "", isa, has_amx_bf16() && isa == detected_isa(), onednn_built());
+    const DenseChoice choice = choose_dense(wish ? wish : "", isa, onednn_built());
     const LinearKernels own = own_linear_kernels(isa);
     return Dense{choice.onednn_f32 ? onednn_linear_kernels() : own, choice.onednn_bf16 ? onednn_linear_kernels() : own};
   }();
@@ -28,18 +27,16 @@ const Dense& dense() {
 
 }  // namespace
 
-DenseChoice choose_dense(std::string_view wish, Isa isa, bool amx, bool onednn_built) {
-  if (wish == "own") return {};
+DenseChoice choose_dense(std::string_view wish, Isa isa, bool onednn_built) {
+  if (wish.empty() || wish == "own") return {};
   if (wish == "onednn") {
     if (!onednn_built)
       throw Error(ErrorCode::kUnsupported, "CONCERTO_DENSE", "oneDNN is not in this build",
                   "Configure with -DCONCERTO_ONEDNN=ON (Debian: libdnnl-dev), or unset CONCERTO_DENSE.");
     return {.onednn_f32 = true, .onednn_bf16 = isa >= Isa::kAvx512Bf16};
   }
-  if (!wish.empty())
-    throw Error(ErrorCode::kUnsupported, "CONCERTO_DENSE", fmt::format("'{}' is no dense product", wish),
-                "Use own or onednn, or unset it.");
-  return {.onednn_f32 = false, .onednn_bf16 = onednn_built && amx};
+  throw Error(ErrorCode::kUnsupported, "CONCERTO_DENSE", fmt::format("'{}' is no dense product", wish),
+              "Use own or onednn, or unset it.");
 }
 
 LinearKernels dense_kernels() {

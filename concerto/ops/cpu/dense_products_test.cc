@@ -9,21 +9,21 @@
 namespace concerto::cpu {
 namespace {
 
-TEST(DenseChoice, FollowsTheProcessorAndTheWish) {
-  EXPECT_FALSE(choose_dense("", Isa::kAvx512Bf16, false, true).onednn_bf16);
-  EXPECT_TRUE(choose_dense("", Isa::kAvx512Bf16, true, true).onednn_bf16);
-  EXPECT_FALSE(choose_dense("", Isa::kAvx512Bf16, true, true).onednn_f32);
-  EXPECT_FALSE(choose_dense("", Isa::kAvx512Bf16, true, false).onednn_bf16);
-  EXPECT_FALSE(choose_dense("own", Isa::kAvx512Bf16, true, true).onednn_bf16);
-  EXPECT_TRUE(choose_dense("onednn", Isa::kAvx512Bf16, false, true).onednn_bf16);
-  EXPECT_TRUE(choose_dense("onednn", Isa::kAvx2, false, true).onednn_f32);
-  EXPECT_FALSE(choose_dense("onednn", Isa::kAvx2, false, true).onednn_bf16) << "oneDNN has no bf16 below AVX-512-BF16";
+TEST(DenseChoice, FollowsTheWish) {
+  for (const char* own : {"", "own"}) {
+    EXPECT_FALSE(choose_dense(own, Isa::kAmxBf16, true).onednn_bf16);
+    EXPECT_FALSE(choose_dense(own, Isa::kAmxBf16, true).onednn_f32);
+  }
+  EXPECT_TRUE(choose_dense("onednn", Isa::kAmxBf16, true).onednn_bf16);
+  EXPECT_TRUE(choose_dense("onednn", Isa::kAvx512Bf16, true).onednn_bf16);
+  EXPECT_TRUE(choose_dense("onednn", Isa::kAvx2, true).onednn_f32);
+  EXPECT_FALSE(choose_dense("onednn", Isa::kAvx2, true).onednn_bf16) << "oneDNN has no bf16 below AVX-512-BF16";
 }
 
 TEST(DenseChoice, ErrorsSayWhatToDo) {
   for (const char* wish : {"onednn", "fastest"}) {
     try {
-      choose_dense(wish, Isa::kAvx2, false, false);
+      choose_dense(wish, Isa::kAvx2, false);
       FAIL() << wish;
     } catch (const Error& e) {
       EXPECT_EQ(e.code, ErrorCode::kUnsupported);

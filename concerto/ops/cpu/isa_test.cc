@@ -10,6 +10,8 @@ namespace {
 TEST(Isa, CapLowersAndNeverRaises) {
   EXPECT_EQ(isa_from_cap("", Isa::kAvx512), Isa::kAvx512);
   EXPECT_EQ(isa_from_cap("avx2", Isa::kAvx512Bf16), Isa::kAvx2);
+  EXPECT_EQ(isa_from_cap("avx512_bf16", Isa::kAmxBf16), Isa::kAvx512Bf16);
+  EXPECT_EQ(isa_from_cap("amx", Isa::kAmxBf16), Isa::kAmxBf16);
   EXPECT_EQ(isa_from_cap("generic", Isa::kGeneric), Isa::kGeneric);
   try {
     isa_from_cap("avx512_bf16", Isa::kAvx2);
@@ -31,6 +33,8 @@ TEST(Isa, DetectedAgreesWithTheCompiler) {
   EXPECT_EQ(detected_isa() >= Isa::kAvx512,
             avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"));
   EXPECT_EQ(detected_isa() >= Isa::kAvx512Bf16, avx2 && __builtin_cpu_supports("avx512bf16") != 0);
+  const bool tiles = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
+  EXPECT_TRUE(tiles || detected_isa() < Isa::kAmxBf16);  // not the other way round: the operating system may refuse
 }
 
 }  // namespace

@@ -106,6 +106,8 @@ Tables tables_of() {
 
 Tables tables(Isa isa) {
   switch (isa) {
+    case Isa::kAmxBf16:
+      return tables_of<Isa::kAmxBf16>();
     case Isa::kAvx512Bf16:
       return tables_of<Isa::kAvx512Bf16>();
     case Isa::kAvx512:

@@ -108,7 +108,8 @@ void check_groups(const int32_t* offsets, int64_t groups, int64_t rows) {
 
 const ProductKernels& product_kernels(Isa isa, bool bf16) {
   const ProductKernels* k = nullptr;
-  if (isa >= Isa::kAvx512Bf16 && bf16) k = product_kernels_avx512_bf16();
+  if (isa >= Isa::kAmxBf16 && bf16) k = product_kernels_amx_bf16();
+  if (!k && isa >= Isa::kAvx512Bf16 && bf16) k = product_kernels_avx512_bf16();
   if (!k && isa >= Isa::kAvx512) k = product_kernels_avx512();
   if (!k && isa >= Isa::kAvx2) k = product_kernels_avx2();
   return k ? *k : *product_kernels_generic();

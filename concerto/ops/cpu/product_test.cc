@@ -1,4 +1,6 @@
-// Products of the cpu backend against ref, on every instruction set that this machine has.
+// Products of the cpu backend against ref. Three programs run these tests: on every instruction set that the machine
+// has (product_test_levels.cc), on emulated tiles (product_test_emulated.cc), and on tile instructions that trap
+// (product_test_trapped.cc).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,13 +31,6 @@ std::atomic<int64_t> news{0};
 
 namespace concerto::cpu {
 namespace {
-
-std::vector<Isa> levels() {
-  std::vector<Isa> all;
-  for (const Isa isa : {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16})
-    if (isa <= detected_isa()) all.push_back(isa);
-  return all;
-}
 
 Backend products_of(Isa isa) {
   Backend b;
@@ -270,15 +265,9 @@ TEST_P(Products, NoHeapAllocation) {
   EXPECT_GT(news.load(), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, Products, testing::ValuesIn(levels()),
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Products);
+INSTANTIATE_TEST_SUITE_P(Levels, Products, testing::ValuesIn(levels_under_test()),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
-
-TEST(ProductKernels, TheLevelOfTheMachineIsBuilt) {
-  EXPECT_EQ(product_kernels_avx2() != nullptr, true);
-  EXPECT_EQ(&product_kernels(Isa::kAvx512Bf16, true), product_kernels_avx512_bf16());
-  EXPECT_EQ(&product_kernels(Isa::kAvx512Bf16, false), product_kernels_avx512());
-  EXPECT_EQ(&product_kernels(Isa::kAvx2, true), product_kernels_avx2());
-}
 
 }  // namespace
 }  // namespace concerto::cpu

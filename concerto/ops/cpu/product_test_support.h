@@ -11,8 +11,12 @@
 #include <vector>
 
 #include "concerto/ops/backend.h"
+#include "concerto/ops/cpu/isa.h"
 
 namespace concerto::cpu {
+
+// Levels that product_test.cc runs; each of its programs has its own.
+std::vector<Isa> levels_under_test();
 
 // A tensor with its memory; rows `gap` elements longer than the shape, guarded by a pattern that must survive.
 class Tensor {

@@ -15,6 +15,7 @@ void fill_embedding(Backend& backend, Isa isa);
 void fill_permute(Backend& backend, Isa isa);
 void fill_cross_entropy(Backend& backend, Isa isa);
 void fill_router(Backend& backend, Isa isa);
+void fill_routing(Backend& backend, Isa isa);
 void fill_optimizer(Backend& backend, Isa isa);
 void fill_attention(Backend& backend, Isa isa);
 
@@ -30,6 +31,7 @@ void fill_for(Backend& backend, Isa isa) {
     case Isa::kAvx512:
       return Driver<Isa::kAvx512>::fill(backend);
     case Isa::kAvx512Bf16:
+    case Isa::kAmxBf16:  // tiles are for products
       return Driver<Isa::kAvx512Bf16>::fill(backend);
   }
 }
