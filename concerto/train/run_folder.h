@@ -10,9 +10,12 @@ namespace concerto {
 
 class RunFolder {
  public:
-  // Makes or enters config.run.dir and locks it. A folder made with other settings that decide the numbers is refused with the differences
-  // (Error(kConfig)); `resume: never` refuses a folder that holds checkpoints. Writes config.yaml.
+  // Makes or enters config.run.dir and locks it. A folder made with other settings that decide the numbers is refused
+  // with the differences (Error(kConfig)); `resume: never` refuses a folder that holds checkpoints.
   explicit RunFolder(const RunConfig& config);
+  // Writes config.yaml, which binds the folder to the settings: once all of the run is checked, so that a mistake in a
+  // first start can be mended.
+  void write_config(const RunConfig& config) const;
 
   const std::string& dir() const { return dir_; }
   std::string file(const std::string& name) const { return dir_ + "/" + name; }

@@ -55,6 +55,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
+  folder_.write_config(config_);
   describe();
 
   metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_, [this](const std::string& line) { progress_.log(line); });
@@ -127,12 +128,14 @@ void Trainer::describe() {
 RunSummary Trainer::run() {
   const StopSignals signals;
   RunSummary summary;
+  if (saved_step_ == step_ && evaluation_due() && !meta_.valid_loss) {  // the stop cut it off
+    evaluate();
+    if (meta_.valid_loss) save();
+  }
   while (step_ < config_.training.steps && StopSignals::requested() == 0) {
     one_step();
-    const TrainingSection& t = config_.training;
-    const bool last = step_ == t.steps;
-    if (valid_ && (last || (t.eval_every_steps > 0 && step_ % t.eval_every_steps == 0))) evaluate();
-    if (last || should_save()) save();
+    if (evaluation_due()) evaluate();
+    if (step_ == config_.training.steps || should_save()) save();
   }
   if (const int signal = StopSignals::requested()) {
     summary.stopped_by = signal == 2 ? "Ctrl-C" : "SIGTERM";
@@ -179,6 +182,11 @@ void Trainer::report_step(double seconds) {
   metrics_->write(report_);
   if (events_) events_->write(report_);
   progress_.step(report_);
+}
+
+bool Trainer::evaluation_due() const {
+  const TrainingSection& t = config_.training;
+  return valid_ && step_ > 0 && (step_ == t.steps || (t.eval_every_steps > 0 && step_ % t.eval_every_steps == 0));
 }
 
 void Trainer::evaluate() {

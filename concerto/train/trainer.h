@@ -52,7 +52,7 @@ class StepEngine {
 
 class Trainer {
  public:
-  // Error if anything about the run is wrong; nothing is written before all of it is checked but the run folder's config.yaml.
+  // Error if anything about the run is wrong; in the run folder nothing is written before all of it is checked.
   Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style);
   ~Trainer();
 
@@ -68,6 +68,7 @@ class Trainer {
   void one_step();
   void handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches);
   void report_step(double seconds);
+  bool evaluation_due() const;
   void evaluate();
   bool should_save() const;
   void save();
