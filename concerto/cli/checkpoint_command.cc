@@ -10,6 +10,7 @@
 
 #include "concerto/base/json.h"
 #include "concerto/checkpoint/hf_convert.h"
+#include "concerto/cli/option_checks.h"
 #include "concerto/train/human_units.h"
 
 namespace concerto {
@@ -19,19 +20,21 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string path, output, tokenizer, dtype = "bf16";
+  int64_t shard_bytes = kDefaultShardBytes;
   bool json = false, tensors = false;
 };
 
 enum class Kind { kFile, kModel, kCheckpoint, kRun };
 
 Kind kind_of(const std::string& path) {
-  if (!path_exists(path)) throw Error(ErrorCode::kIo, path, "there is no such file or folder");
+  if (!path_exists(path)) throw Error(ErrorCode::kIo, path, "there is no such file or folder", "Check the path.");
   if (!is_directory(path)) return Kind::kFile;
   if (path_exists(path + "/manifest.json")) return Kind::kCheckpoint;
   if (path_exists(path + "/model.safetensors") || path_exists(path + "/model.safetensors.index.json"))
     return Kind::kModel;
   if (!list_checkpoints(path).empty()) return Kind::kRun;
-  throw Error(ErrorCode::kUsage, path, "is neither a model folder nor a checkpoint nor a run folder with checkpoints");
+  throw Error(ErrorCode::kUsage, path, "is neither a model folder nor a checkpoint nor a run folder with checkpoints",
+              "Name one of these, or a safetensors file.");
 }
 
 void print(const Json& json) { fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace)); }
@@ -260,6 +263,7 @@ void export_command(const Options& options) {
   const CheckpointReader reader(path);
   HfExport request;
   request.dtype = options.dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  request.max_shard_bytes = options.shard_bytes;
   const std::string tokenizer = options.tokenizer.empty() ? reader.meta().tokenizer : options.tokenizer;
   if (!tokenizer.empty()) request.copy_files = tokenizer_files(tokenizer);
   if (request.copy_files.empty()) {
@@ -307,15 +311,18 @@ void add_checkpoint_command(CLI::App& app) {
   add("verify", "check structure, shapes and hashes", "PATH", any, verify);
   sub = add("export", "write a Hugging Face folder", "CHECKPOINT", "a checkpoint, or a run folder for its latest",
             export_command);
-  sub->add_option("--output", options->output, "the folder to make")->required();
+  sub->add_option("--output", options->output, "the folder to make")->required()->check(folder_to_write());
   sub->add_option("--dtype", options->dtype, "type of the weights; the router is f32 always")
       ->check(CLI::IsMember({"bf16", "f32"}))
+      ->capture_default_str();
+  sub->add_option("--shard-bytes", options->shard_bytes, "a weights file holds at most so many bytes, or one tensor")
+      ->check(whole_number(1, INT64_MAX))
       ->capture_default_str();
   sub->add_option("--tokenizer", options->tokenizer,
                   "take the tokenizer's files from here instead of where the run had it");
   sub =
       add("import", "make a run folder with a checkpoint of step 0", "HF_DIR", "a Hugging Face folder", import_command);
-  sub->add_option("--output", options->output, "the run folder to make")->required();
+  sub->add_option("--output", options->output, "the run folder to make")->required()->check(folder_to_write());
 }
 
 }  // namespace concerto

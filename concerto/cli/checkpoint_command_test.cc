@@ -97,6 +97,8 @@ TEST_F(CheckpointCommand, ImportsInspectsVerifiesAndExports) {
   const json exported = lines(run({"export", at("run/checkpoint-0"), "--output", at("bf16"), "--json"})).at(0);
   EXPECT_EQ(exported["dtype"], "bf16");
   EXPECT_EQ(lines(run({"inspect", at("bf16"), "--json"})).at(0)["dtypes"], (json{{"BF16", 125}, {"F32", 4}}));
+  run({"export", at("run"), "--output", at("shards"), "--shard-bytes", "300000"});
+  EXPECT_EQ(lines(run({"inspect", at("shards"), "--json"})).at(0)["files"], 2);
   EXPECT_HAS(failure(ErrorCode::kIo, {"export", at("run"), "--output", at("bf16")}), "exists already");
   EXPECT_HAS(failure(ErrorCode::kUsage, {"export", at("run"), "--output", at("x"), "--tokenizer", at("run")}),
              "--tokenizer");
@@ -130,6 +132,7 @@ TEST_F(CheckpointCommand, SaysWhatIsNoModel) {
   EXPECT_HAS(failure(ErrorCode::kUsage, {"inspect", dir_}), "neither a model folder");
   EXPECT_THROW(run({"export", dir_}), CLI::ParseError);
   EXPECT_THROW(run({"export", dir_, "--output", at("x"), "--dtype", "f64"}), CLI::ParseError);
+  EXPECT_THROW(run({"export", dir_, "--output", at("x"), "--shard-bytes", "0"}), CLI::ParseError);
   EXPECT_THROW(run({"reshard", dir_}), CLI::ParseError);
 }
 

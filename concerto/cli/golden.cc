@@ -4,8 +4,8 @@
 #include <cmath>
 #include <map>
 
-#include "concerto/cli/golden_case.h"
 #include "concerto/checkpoint/store_tensors.h"
+#include "concerto/cli/golden_case.h"
 #include "concerto/infer/sampler.h"
 #include "concerto/infer/session.h"
 #include "concerto/optim/lr_schedule.h"
@@ -22,11 +22,20 @@ std::vector<double> doubles(View v) {
     const View row = v.rows_range(r, 1);
     for (int64_t c = 0; c < v.cols(); ++c) {
       switch (v.dtype) {
-        case DType::kF32: out.push_back(row.as<float>()[c]); break;
-        case DType::kF64: out.push_back(row.as<double>()[c]); break;
-        case DType::kBF16: out.push_back(static_cast<float>(row.as<bf16>()[c])); break;
-        case DType::kI32: out.push_back(row.as<int32_t>()[c]); break;
-        default: CHECK(false, "{}", dtype_name(v.dtype));
+        case DType::kF32:
+          out.push_back(row.as<float>()[c]);
+          break;
+        case DType::kF64:
+          out.push_back(row.as<double>()[c]);
+          break;
+        case DType::kBF16:
+          out.push_back(static_cast<float>(row.as<bf16>()[c]));
+          break;
+        case DType::kI32:
+          out.push_back(row.as<int32_t>()[c]);
+          break;
+        default:
+          CHECK(false, "{}", dtype_name(v.dtype));
       }
     }
   }
@@ -49,8 +58,8 @@ class Recorder final : public Observer {
 
 // A model, its store and the means to step it.
 struct Trainer {
-  Trainer(const ModelConfig& config, const GoldenOptions& options, const Backend& backend, ThreadPool& pool, int64_t tokens,
-          int64_t positions)
+  Trainer(const ModelConfig& config, const GoldenOptions& options, const Backend& backend, ThreadPool& pool,
+          int64_t tokens, int64_t positions)
       : store(load_hf_store(options.model_dir, config, DType::kF32, StoreUse::kTrain)),
         stage(config, *store, options.recompute, positions),
         executor(stage, *store, backend, pool,
@@ -60,8 +69,8 @@ struct Trainer {
   Executor executor;
 };
 
-void compare_router(GoldenCase& golden, const Recorder& got, const std::string& p, const ParameterStore& store, int layer,
-                    const std::vector<int64_t>& rows) {
+void compare_router(GoldenCase& golden, const Recorder& got, const std::string& p, const ParameterStore& store,
+                    int layer, const std::vector<int64_t>& rows) {
   const auto& probs = got.values.at(p + "probs");
   const auto& ids = got.values.at(p + "topk_index");
   const auto& weights = got.values.at(p + "topk_weight");
@@ -93,7 +102,8 @@ void compare_router(GoldenCase& golden, const Recorder& got, const std::string& 
     std::vector<double> out;
     for (int64_t t = 0; t < tokens; ++t) {
       std::vector<std::pair<double, double>> row;
-      for (int64_t j = 0; j < k; ++j) row.emplace_back(order[static_cast<size_t>(t * k + j)], values[static_cast<size_t>(t * k + j)]);
+      for (int64_t j = 0; j < k; ++j)
+        row.emplace_back(order[static_cast<size_t>(t * k + j)], values[static_cast<size_t>(t * k + j)]);
       std::sort(row.begin(), row.end());
       for (const auto& [_, v] : row) out.push_back(v);
     }
@@ -116,23 +126,27 @@ void compare_if(GoldenCase& golden, const std::string& name, double got) {
   if (golden.has("float64." + name)) golden.compare("float64." + name, {got});
 }
 
-void forward_backward(GoldenCase& golden, const GoldenOptions& options, const ModelConfig& config, const Backend& backend,
-                      ThreadPool& pool) {
+void forward_backward(GoldenCase& golden, const GoldenOptions& options, const ModelConfig& config,
+                      const Backend& backend, ThreadPool& pool) {
   const GoldenBatch batch = golden.batch("", 0, options.micro_batches, config);
   const Shape shape = golden.shape("input_ids");
   Trainer t(config, options, backend, pool, shape.elements(), shape[shape.rank() - 1]);
   Recorder got;
   t.executor.set_observer(&got);
   StepOutput out;
-  t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())), batch.micro_batches, out);
+  t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())),
+                 batch.micro_batches, out);
   for (const auto& [name, values] : got.values)
     if (!name.starts_with("router.") && golden.has(name)) golden.compare(name, values, batch.rows);
-  for (int layer : t.stage.moe_layers()) compare_router(golden, got, fmt::format("router.{}.", layer), *t.store, layer, batch.rows);
+  for (int layer : t.stage.moe_layers())
+    if (golden.has(fmt::format("router.{}.logits", layer)))
+      compare_router(golden, got, fmt::format("router.{}.", layer), *t.store, layer, batch.rows);
 
   compare_if(golden, "loss", out.loss());
   compare_if(golden, "aux_loss", out.aux_loss);
   compare_if(golden, "total_loss", total_loss(config, out));
-  for (int m = 0; m < config.num_nextn_predict_layers; ++m) compare_if(golden, fmt::format("mtp_loss.{}", m), out.loss(m + 1));
+  for (int m = 0; m < config.num_nextn_predict_layers; ++m)
+    compare_if(golden, fmt::format("mtp_loss.{}", m), out.loss(m + 1));
   for (int i = 0; i < t.store->size(); ++i) {
     const std::string name = "grad." + t.store->specs()[static_cast<size_t>(i)].name;
     if (golden.has(name)) golden.compare(name, doubles(t.store->gradient(i)));
@@ -154,7 +168,8 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
   for (int64_t step = 0; step < golden.train_steps(); ++step) {
     const GoldenBatch batch = golden.batch("train.", step, options.micro_batches, config);
     t.store->zero_gradients(pool);
-    t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())), batch.micro_batches, out);
+    t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())),
+                   batch.micro_batches, out);
     const double norm = optimizer.gradient_norm(t.executor.ops());
     optimizer.step(t.executor.ops(), step + 1, learning_rate(settings, golden.train_steps(), step + 1), norm);
     loss.push_back(total_loss(config, out));
@@ -162,7 +177,8 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
     aux.push_back(out.aux_loss);
     norms.push_back(norm);
   }
-  for (const auto& [name, values] : {std::pair{"train.loss", &loss}, {"train.ce", &ce}, {"train.aux_loss", &aux}, {"train.grad_norm", &norms}})
+  for (const auto& [name, values] :
+       {std::pair{"train.loss", &loss}, {"train.ce", &ce}, {"train.aux_loss", &aux}, {"train.grad_norm", &norms}})
     for (const char* prefix : {"", "float64."})
       if (golden.has(std::string(prefix) + name)) golden.compare(std::string(prefix) + name, *values);
   for (int i = 0; i < t.store->size(); ++i) {
@@ -178,7 +194,14 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
 void greedy_text(GoldenCase& golden, const GoldenOptions& options, const ModelConfig& config, const Backend& backend,
                  ThreadPool& pool) {
   std::vector<int32_t> prompt;
-  for (double id : golden.values("generate.prompt_ids")) prompt.push_back(static_cast<int32_t>(id));
+  for (double id : golden.values("generate.prompt_ids")) {
+    if (!(id >= 0 && id < static_cast<double>(config.vocab_size)))
+      throw Error(ErrorCode::kModel, "generate.prompt_ids",
+                  fmt::format("the id {} is not below the vocabulary's {}", id, config.vocab_size),
+                  "Use the model that the case was made with.");
+    prompt.push_back(static_cast<int32_t>(id));
+  }
+  if (prompt.empty()) throw Error(ErrorCode::kModel, "generate.prompt_ids", "is empty");
   golden.fed("generate.prompt_ids");
   const int64_t steps = golden.shape("generate.new_ids").elements();
   const auto store = load_hf_store(options.model_dir, config, DType::kF32, StoreUse::kInfer);
@@ -205,7 +228,8 @@ GoldenReport verify_golden(const GoldenOptions& options, const Backend& backend,
   const ModelConfig config = load_model_config(options.model_dir);
   GoldenCase golden(options.golden_dir);
   if (golden.aux_loss_in_loss() != config.output_router_logits)
-    throw Error(ErrorCode::kModel, options.golden_dir, "case.json and config.json disagree on the aux loss (output_router_logits)");
+    throw Error(ErrorCode::kModel, options.golden_dir,
+                "case.json and config.json disagree on the aux loss (output_router_logits)");
   forward_backward(golden, options, config, backend, pool);
   if (golden.train_steps() > 0) training_steps(golden, options, config, backend, pool);
   if (golden.has("generate.prompt_ids")) greedy_text(golden, options, config, backend, pool);
