@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "concerto/base/dtype.h"
@@ -32,7 +34,16 @@ TEST(Error, SaysWhereWhatAndFix) {
   EXPECT_STREQ(e.what(), "model.k: is 0, wanted at least 1. Set it to 2.");
 }
 
-TEST(Error, CheckThrowsBugWithValues) { EXPECT_THROW(CHECK(1 == 2, "got {}", 1), Bug); }
+TEST(Error, CheckThrowsBugWithValuesAndThePathInTheProject) {
+  try {
+    CHECK(1 == 2, "got {}", 1);
+    ADD_FAILURE();
+  } catch (const Bug& e) {
+    const std::string text = e.what();
+    EXPECT_TRUE(text.starts_with("internal error at concerto/base/base_test.cc:")) << text;
+    EXPECT_TRUE(text.ends_with("CHECK(1 == 2) failed: got 1")) << text;
+  }
+}
 
 TEST(Rng, PhiloxKnownAnswer) {  // test vectors of the Random123 distribution
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -76,6 +87,25 @@ TEST(ThreadPool, ExceptionReachesTheCaller) {
   int calls = 0;
   pool.run([&](int t) { if (t == 0) ++calls; });
   EXPECT_EQ(calls, 1);
+}
+
+TEST(ThreadPool, MoreThreadsThanTheSystemGivesIsAnError) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers want more addresses than the limit leaves";
+#endif
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  rlimit little = before;
+  little.rlim_cur = rlim_t{1} << 30;  // bytes: the stacks of a hundred threads or so
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &little), 0);
+  try {
+    ThreadPool pool(4096);
+    ADD_FAILURE() << "4096 stacks in a GiB";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, ErrorCode::kMemory);
+    EXPECT_TRUE(std::string(e.what()).starts_with("threads: 4096 wanted, ")) << e.what();
+  }
+  ::setrlimit(RLIMIT_AS, &before);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "concerto/base/error.h"
 
+#include <string_view>
+
 namespace concerto {
 
 const char* error_code_name(ErrorCode code) {
@@ -20,7 +22,8 @@ const char* error_code_name(ErrorCode code) {
 
 static std::string join(const std::string& where, const std::string& what, const std::string& fix) {
   std::string text = where.empty() ? what : where + ": " + what;
-  if (!fix.empty()) text += (text.ends_with('.') ? " " : ". ") + fix;
+  // After a list of lines the fix gets a line of its own.
+  if (!fix.empty()) text += (fix.starts_with('\n') ? "" : text.ends_with('.') ? " " : ". ") + fix;
   return text;
 }
 
@@ -32,7 +35,9 @@ Error::Error(ErrorCode code, std::string where_, std::string what_, std::string 
       fix(std::move(fix_)) {}
 
 void check_failed(const char* expression, const std::string& message, std::source_location location) {
-  throw Bug(fmt::format("internal error at {}:{} ({}): CHECK({}) failed{}{}", location.file_name(), location.line(),
+  std::string_view file = location.file_name();  // as the compiler was given it: the path in this project is enough
+  if (const size_t at = file.rfind("/concerto/"); at != std::string_view::npos) file.remove_prefix(at + 1);
+  throw Bug(fmt::format("internal error at {}:{} ({}): CHECK({}) failed{}{}", file, location.line(),
                         location.function_name(), expression, message.empty() ? "" : ": ", message));
 }
 

@@ -8,9 +8,11 @@ namespace concerto {
 
 using nlohmann::json;
 
-static std::string short_message(const std::string& message) {
+std::string json_fault(const std::string& message) {
   const size_t end_of_tag = message.find("] ");
   std::string text = end_of_tag == std::string::npos ? message : message.substr(end_of_tag + 2);
+  for (const std::string_view start : {"parse error at ", "line 1, "})
+    if (text.starts_with(start)) text.erase(0, start.size());
   if (text.size() > 200) text = text.substr(0, 200) + "...";  // nlohmann quotes the whole last token
   for (char& c : text)
     if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = '?';
@@ -35,7 +37,7 @@ json parse_json(std::string_view text, ErrorCode code, const std::string& where,
   try {
     return json::parse(text.begin(), text.end(), callback);
   } catch (const json::exception& e) {
-    throw Error(code, where, "not valid JSON: " + short_message(e.what()));
+    throw Error(code, where, "not valid JSON: " + json_fault(e.what()));
   }
 }
 

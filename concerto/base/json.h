@@ -15,6 +15,9 @@ namespace concerto {
 // max_depth.
 nlohmann::json parse_json(std::string_view text, ErrorCode code, const std::string& where, int max_depth = 64);
 
+// What a JSON library's message says, for people: without its tags, cut to 200 bytes of plain text.
+std::string json_fault(const std::string& message);
+
 // The text in double quotes, with JSON escapes; bytes that are not UTF-8 become U+FFFD.
 std::string json_quote(std::string_view text);
 

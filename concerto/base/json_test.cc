@@ -30,6 +30,12 @@ TEST(Json, RefusesBrokenText) {
     EXPECT_NE(failure(bad).find("not valid JSON"), std::string::npos) << bad;
 }
 
+TEST(Json, MessageSaysWhereWithoutTheLibrarysTags) {
+  EXPECT_TRUE(failure("{\"a\": }").starts_with("not valid JSON: column 7: ")) << failure("{\"a\": }");
+  EXPECT_TRUE(failure("{\n\"a\": }").starts_with("not valid JSON: line 2, column 6: ")) << failure("{\n\"a\": }");
+  EXPECT_EQ(failure("{").find("json.exception"), std::string::npos);
+}
+
 TEST(Json, MessageIsShortAndPrintable) {
   const std::string message = failure("[" + std::string(100000, 'x'));
   EXPECT_LT(message.size(), 300u);

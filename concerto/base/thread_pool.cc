@@ -6,9 +6,12 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "concerto/base/error.h"
 
 namespace concerto {
 namespace {
@@ -49,6 +52,16 @@ struct ThreadPool::State {
   std::exception_ptr error;
   std::vector<std::thread> threads;
 
+  void end() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    wake.notify_all();
+    for (auto& thread : threads) thread.join();
+    threads.clear();
+  }
+
   void call(int thread) {
     try {
       fn(argument, thread);
@@ -80,17 +93,17 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : default_threads()), state_(std::make_unique<State>()) {
-  for (int i = 1; i < size_; ++i) state_->threads.emplace_back([s = state_.get(), i] { s->work(i); });
+  try {
+    for (int i = 1; i < size_; ++i) state_->threads.emplace_back([s = state_.get(), i] { s->work(i); });
+  } catch (const std::system_error& e) {
+    const size_t started = state_->threads.size();
+    state_->end();
+    throw Error(ErrorCode::kMemory, "threads", fmt::format("{} wanted, {} started: {}", size_, started + 1, e.what()),
+                "Set OMP_NUM_THREADS or run.threads to the number of processors.");
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->wake.notify_all();
-  for (auto& thread : state_->threads) thread.join();
-}
+ThreadPool::~ThreadPool() { state_->end(); }
 
 void ThreadPool::run_erased(void (*fn)(void*, int), void* argument) {
   if (size_ == 1 || inside_pool) {
