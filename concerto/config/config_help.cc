@@ -126,7 +126,7 @@ std::string config_help(const std::string& key) {
   if (!text.empty()) return text;
   const std::string near = nearest_name(key, names);
   throw Error(ErrorCode::kUsage, key, "no such section or setting",
-              near.empty() ? "" : fmt::format("Did you mean {}?", near));
+              near.empty() ? "Run `concerto config help` for a list" : fmt::format("Did you mean {}?", near));
 }
 
 std::string config_markdown() {

@@ -210,6 +210,25 @@ const std::vector<Field<ModelConfig>>& model_fields() {
   return fields;
 }
 
+namespace {
+
+// A config.json is only a claim. Below these bounds, counts and sizes in bytes fit 64 bits with room to spare.
+constexpr int64_t kMostExperts = int64_t{1} << 22;
+constexpr double kMostParameters = 0x1p48;
+
+int64_t layers(const ModelConfig& c) { return c.num_hidden_layers + c.num_nextn_predict_layers; }
+
+// From above: as if each layer had both a dense MLP and experts.
+double parameters(const ModelConfig& c) {
+  const auto real = [](int64_t x) { return static_cast<double>(x); };
+  const double heads = real(2 * c.num_attention_heads + 2 * c.num_key_value_heads) * real(std::max<int64_t>(c.head_dim, 1));
+  const double experts = real(c.moe_num_experts + c.moe_num_shared_experts) * real(c.moe_intermediate_size);
+  const double mlp = 3 * (real(c.intermediate_size) + experts);
+  return real(c.hidden_size) * (real(layers(c)) * (heads + mlp) + 2 * real(c.vocab_size));
+}
+
+}  // namespace
+
 const std::vector<Rule<ModelConfig>>& model_rules() {
   using R = Rule<ModelConfig>;
   static const auto token = [](int64_t id, int64_t vocab) {
@@ -266,6 +285,18 @@ const std::vector<Rule<ModelConfig>>& model_rules() {
        [](const ModelConfig& c) { return c.eos_token_id < c.vocab_size; },
        [](const ModelConfig& c) { return token(c.eos_token_id, c.vocab_size); },
        token_fix},
+      {{"moe_num_experts", "num_hidden_layers"},
+       "at most 2^22 experts over all layers",
+       [](const ModelConfig& c) { return c.moe_num_experts * layers(c) <= kMostExperts; },
+       [](const ModelConfig& c) {
+         return fmt::format("{} experts in {} layers are more than {}", c.moe_num_experts, layers(c), kMostExperts);
+       },
+       "Lower one of them"},
+      {{"hidden_size", "num_hidden_layers", "intermediate_size", "moe_intermediate_size", "moe_num_experts"},
+       "at most 2^48 parameters",
+       [](const ModelConfig& c) { return parameters(c) <= kMostParameters; },
+       [](const ModelConfig& c) { return fmt::format("the model would have {:.1e} parameters", parameters(c)); },
+       "Lower the sizes: no machine holds them"},
   };
   return rules;
 }

@@ -241,7 +241,8 @@ RunConfig load_run_config(const std::string& path, const Overrides& overrides) {
   namespace fs = std::filesystem;
   std::error_code ec;
   if (!fs::is_regular_file(path, ec))
-    throw Error(ErrorCode::kConfig, path, "no such file", "Give a YAML or JSON config");
+    throw Error(ErrorCode::kConfig, path, fs::exists(path, ec) ? "is not a file" : "no such file",
+                "Give a YAML or JSON config");
   if (fs::file_size(path, ec) > kMaxFileBytes || ec) throw Error(ErrorCode::kConfig, path, "too large for a config");
   std::ifstream in(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(in), {}};

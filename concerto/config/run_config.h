@@ -126,6 +126,9 @@ RunConfig load_run_config(const std::string& path, const Overrides& overrides);
 RunConfig parse_run_config(const std::string& text, const std::string& file_name, const Overrides& overrides);
 // What only training needs (data.train, run.dir): all that is missing in one Error(kConfig).
 void check_trainable(const RunConfig& config);
+// Tokens of one micro-batch, times the experts of a token, are numbered with 32 bits.
+int64_t most_micro_batch_tokens(const ModelConfig& model);
+constexpr int64_t kMostMicroBatches = int64_t{1} << 20;  // of a step: its schedule is a list of them
 // The whole resolved config as YAML that load_run_config reads back to the same value; model fields inline.
 std::string run_config_yaml(const RunConfig& config);
 std::string run_config_json(const RunConfig& config);  // the same on one line

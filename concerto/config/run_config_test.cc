@@ -121,6 +121,10 @@ TEST(ParseRunConfig, EachKindOfFault) {
 TEST(ParseRunConfig, RulesBetweenSettings) {
   EXPECT_TRUE(has(one_fault("training: {micro_batch_size: 65}\n"), "65 is more than global_batch_size = 64"));
   EXPECT_TRUE(has(one_fault("training: {seq_length: 131073}\n"), "max_position_embeddings = 131072"));
+  EXPECT_TRUE(has(one_fault("training: {micro_batch_size: 400000, global_batch_size: 400000, seq_length: 1024}\n"),
+                  "run.yaml:2: training.micro_batch_size: 400000 sequences of 1024 tokens are more than the "));
+  EXPECT_TRUE(has(one_fault("training: {micro_batch_size: 1, global_batch_size: 2000000}\n"),
+                  "2000000 are 2000000 micro-batches a step, at most 1048576 are possible"));
   EXPECT_TRUE(has(one_fault("training: {dtype: f64}\n"), "f64 is not built for backend cpu"));
   EXPECT_EQ(parse(std::string(kModel) + "training: {dtype: f64}\nbackend: ref\n").training.dtype, "f64");
   EXPECT_TRUE(has(one_fault("optimizer: {warmup_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
@@ -311,7 +315,7 @@ TEST(LoadRunConfig, ReadsFiles) {
   EXPECT_EQ(load_run_config(folder.write("a.yaml", kModel), {{"training.steps", "3"}}).training.steps, 3);
   EXPECT_TRUE(
       has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path() + "/none.yaml", {}); }), "no such file"));
-  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path(), {}); }), "no such file"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path(), {}); }), "is not a file"));
   const std::string big = folder.write("big.yaml", std::string(5 << 20, '#'));
   EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(big, {}); }), "too large"));
 }

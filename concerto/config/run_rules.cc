@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "concerto/config/run_fields.h"
 
@@ -27,7 +29,15 @@ bool has_weights(const std::string& folder) {
   return false;
 }
 
+int64_t micro_batches(const TrainingSection& t) {
+  return (t.global_batch_size + t.micro_batch_size - 1) / t.micro_batch_size;
+}
+
 }  // namespace
+
+int64_t most_micro_batch_tokens(const ModelConfig& model) {
+  return std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, model.num_moe_layers() > 0 ? model.moe_k : 1);
+}
 
 const std::vector<Rule<RunConfig>>& run_rules() {
   static const std::vector<R> rules = {
@@ -47,6 +57,25 @@ const std::vector<Rule<RunConfig>>& run_rules() {
                             c.training.global_batch_size);
        },
        "A micro-batch is a part of the global batch: lower it"},
+      {{"training.micro_batch_size", "training.seq_length", "model.max_position_embeddings"},
+       "micro_batch_size x seq_length (x moe_k) < 2^31",
+       [](const RunConfig& c) {
+         return c.training.micro_batch_size <= most_micro_batch_tokens(c.model.config) / c.training.seq_length;
+       },
+       [](const RunConfig& c) {
+         return fmt::format("{} sequences of {} tokens are more than the {} of a micro-batch",
+                            c.training.micro_batch_size, c.training.seq_length,
+                            most_micro_batch_tokens(c.model.config));
+       },
+       "Lower it: a global batch is put together from micro-batches"},
+      {{"training.global_batch_size", "training.micro_batch_size"},
+       "at most 2^20 micro-batches a step",
+       [](const RunConfig& c) { return micro_batches(c.training) <= kMostMicroBatches; },
+       [](const RunConfig& c) {
+         return fmt::format("{} are {} micro-batches a step, at most {} are possible", c.training.global_batch_size,
+                            micro_batches(c.training), kMostMicroBatches);
+       },
+       "Lower it, or raise training.micro_batch_size"},
       {{"training.seq_length", "model.max_position_embeddings"},
        "seq_length <= the model's max_position_embeddings",
        [](const RunConfig& c) { return c.training.seq_length <= c.model.config.max_position_embeddings; },

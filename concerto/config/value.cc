@@ -11,6 +11,8 @@
 #include <set>
 #include <sstream>
 
+#include "concerto/base/json.h"
+
 namespace concerto {
 namespace {
 
@@ -248,9 +250,9 @@ bool parse_json(const std::string& text, Value& value, SyntaxFault& fault) {
   } catch (const SyntaxFault& thrown) {
     fault = thrown;
   } catch (const nlohmann::json::parse_error& e) {
-    fault = {line_of_byte(text, e.byte ? e.byte - 1 : 0), std::string("JSON syntax: ") + e.what()};
+    fault = {line_of_byte(text, e.byte ? e.byte - 1 : 0), "JSON syntax: " + json_fault(e.what())};
   } catch (const nlohmann::json::exception& e) {
-    fault = {0, std::string("JSON syntax: ") + e.what()};
+    fault = {0, "JSON syntax: " + json_fault(e.what())};
   }
   return false;
 }
