@@ -199,12 +199,12 @@ BatchSource::BatchSource(const BatchSourceOptions& options) : options_(options) 
   CHECK(options_.vocab_size > 0 && options_.seq_length > 0 && options_.mtp_depth >= 0 && options_.pad_id >= 0 &&
         options_.pad_id < options_.vocab_size);
   if (options_.sources.empty())
-    throw Error(ErrorCode::kConfig, "data", "no source is named", "name the prefix of a .bin/.idx pair");
+    throw Error(ErrorCode::kConfig, "data", "no source is named", "Name the prefix of a .bin/.idx pair");
   double rest = 0;
   for (const auto& source : options_.sources) {
     if (!options_.one_pass && !(source.weight > 0 && std::isfinite(source.weight)))
       throw Error(ErrorCode::kConfig, "data.train", fmt::format("the weight of {} is {}", source.path, source.weight),
-                  "use a number above 0, or leave the source out");
+                  "Use a number above 0, or leave the source out");
     rest += source.weight;
   }
   for (const auto& source : options_.sources) {
@@ -212,9 +212,9 @@ BatchSource::BatchSource(const BatchSourceOptions& options) : options_(options) 
     IndexedDataset data(source.path);
     if (data.documents() > std::numeric_limits<uint32_t>::max())
       throw Error(ErrorCode::kData, source.path, fmt::format("{} documents are more than 2^32", data.documents()),
-                  "split the file");
+                  "Split the file");
     if (data.tokens() == 0)
-      throw Error(ErrorCode::kData, source.path, "holds no tokens", "pack some text: concerto data pack");
+      throw Error(ErrorCode::kData, source.path, "holds no tokens", "Pack some text: concerto data pack");
     if (data.tokens() <= kCheckAtStart) data.check_vocabulary(options_.vocab_size);
     SourceInfo info{.path = source.path, .documents = data.documents(), .tokens = data.tokens()};
     if (data.has_mask()) {
@@ -224,7 +224,7 @@ BatchSource::BatchSource(const BatchSourceOptions& options) : options_(options) 
         throw Error(
             ErrorCode::kData, source.path,
             fmt::format("each of its {} records is longer than seq_length = {}", info.documents, options_.seq_length),
-            "raise training.seq_length, or shorten the records");
+            "Raise training.seq_length, or shorten the records");
       sources_.push_back(std::move(records));
     } else {
       sources_.push_back(std::make_unique<TextSource>(std::move(data), options_, number));

@@ -56,7 +56,7 @@ bool copy_ids(const uint8_t* from, int64_t count, int64_t vocab_size, int32_t* o
 TokenIndex::TokenIndex(std::span<const uint8_t> bytes, int64_t bin_bytes, const std::string& name) {
   const auto fail = [&](const std::string& field, const std::string& what) {
     throw Error(ErrorCode::kData, fmt::format("{}: {}", name, field), what,
-                "copy the .bin and .idx pair again, or pack it again");
+                "Copy the .bin and .idx pair again, or pack it again");
   };
   const auto size = static_cast<int64_t>(bytes.size());
   if (size < kHeaderBytes) fail("header", fmt::format("{} bytes, at least {} wanted", size, kHeaderBytes));
@@ -111,8 +111,20 @@ TokenIndex::Range TokenIndex::document(int64_t i) const {
   return range;
 }
 
+// The prefix itself if both files are there; else what people mistake for it, or have not made yet.
+static const std::string& checked_prefix(const std::string& prefix) {
+  for (const char* ending : {".idx", ".bin"}) {
+    if (path_exists(prefix + ending)) continue;
+    std::string fix = "Make the pair: concerto data pack";
+    if (prefix.ends_with(".bin") || prefix.ends_with(".idx"))
+      fix = fmt::format("Leave the ending out: {}", prefix.substr(0, prefix.size() - 4));
+    throw Error(ErrorCode::kIo, prefix + ending, "there is no such file", fix);
+  }
+  return prefix;
+}
+
 IndexedDataset::IndexedDataset(const std::string& prefix)
-    : prefix_(prefix),
+    : prefix_(checked_prefix(prefix)),
       index_file_(prefix + ".idx"),
       token_file_(prefix + ".bin"),
       index_(bytes_of(index_file_), static_cast<int64_t>(token_file_.bytes().size()), prefix + ".idx") {
@@ -120,13 +132,13 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
   if (bytes % index_.type_bytes() != 0)
     throw Error(ErrorCode::kData, prefix + ".bin",
                 fmt::format("{} bytes are no whole number of {}-byte tokens", bytes, index_.type_bytes()),
-                "copy the pair again, or pack it again");
+                "Copy the pair again, or pack it again");
   if (!path_exists(prefix + ".lsm")) return;
   mask_file_.emplace(prefix + ".lsm");
   const auto size = static_cast<int64_t>(mask_file_->bytes().size()), wanted = bytes / index_.type_bytes();
   if (size != wanted)
     throw Error(ErrorCode::kData, prefix + ".lsm", fmt::format("{} bytes, {} wanted: one a token", size, wanted),
-                "copy the files again, or pack them again");
+                "Copy the files again, or pack them again");
 }
 
 void IndexedDataset::read(int64_t document, int64_t begin, int64_t count, int64_t vocab_size, int32_t* out) const {
@@ -166,7 +178,7 @@ void IndexedDataset::read(int64_t document, int64_t begin, int64_t count, int64_
     throw Error(ErrorCode::kData, prefix_ + ".bin",
                 fmt::format("document {}, token {}: the id is not below the vocabulary's {}", document, begin + bad,
                             vocab_size),
-                "pack the text with this model's tokenizer");
+                "Pack the text with this model's tokenizer");
 }
 
 void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
@@ -210,7 +222,7 @@ IndexedDatasetWriter::~IndexedDatasetWriter() {
 void IndexedDatasetWriter::add_document(std::span<const int32_t> ids, std::span<const uint8_t> mask) {
   CHECK(!finished_ && mask_file_.has_value() == !mask.empty() && (mask.empty() || mask.size() == ids.size()));
   if (ids.size() > INT32_MAX)
-    throw Error(ErrorCode::kData, prefix_, fmt::format("a document of {} tokens is too long", ids.size()), "split it");
+    throw Error(ErrorCode::kData, prefix_, fmt::format("a document of {} tokens is too long", ids.size()), "Split it");
   for (const int32_t id : ids) CHECK(id >= 0 && id < vocab_size_, "id {} vocabulary {}", id, vocab_size_);
   if (vocab_size_ < 65536) {
     narrow_.assign(ids.begin(), ids.end());

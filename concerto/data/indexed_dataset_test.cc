@@ -156,7 +156,10 @@ TEST(IndexedDataset, FilesThatDoNotFitTogetherAreNamed) {
   expect_error(ErrorCode::kData, {"a.bin", "whole number"}, [&] { IndexedDataset data(folder / "a"); });
   std::filesystem::remove(folder / "a.bin");
   expect_error(ErrorCode::kIo, {"a.bin"}, [&] { IndexedDataset data(folder / "a"); });
-  expect_error(ErrorCode::kIo, {"none.idx"}, [&] { IndexedDataset data(folder / "none"); });
+  expect_error(ErrorCode::kIo, {"none.idx", "concerto data pack"}, [&] { IndexedDataset data(folder / "none"); });
+  for (const char* ending : {".idx", ".bin"})
+    expect_error(ErrorCode::kIo, {"Leave the ending out: " + (folder / "none")},
+                 [&] { IndexedDataset data(folder / std::string("none") + ending); });
 }
 
 TEST(IndexedDatasetWriter, LeavesNothingHalfWritten) {

@@ -41,7 +41,7 @@ class DocumentReader {
         in_(file, std::ios::binary) {
     std::error_code error;
     if (!in_ || std::filesystem::is_directory(file, error))
-      throw Error(ErrorCode::kIo, file, "cannot be read as a file", "check the path");
+      throw Error(ErrorCode::kIo, file, "cannot be read as a file", "Check the path");
   }
 
   // The next document that is not blank.
@@ -87,11 +87,12 @@ class DocumentReader {
       return true;
     }
     if (!std::getline(in_, current_)) {
-      if (in_.bad()) throw Error(ErrorCode::kIo, file_, "reading failed", "check the disk");
+      if (in_.bad()) throw Error(ErrorCode::kIo, file_, "reading failed", "Check the disk");
       return false;
     }
     ++line_;
     bytes_ += static_cast<int64_t>(current_.size()) + 1;
+    if (line_ == 1 && current_.starts_with("\xef\xbb\xbf")) current_.erase(0, 3);  // a byte order mark is no text
     return true;
   }
 
@@ -112,7 +113,7 @@ void tokenize(const Tokenizer& tokenizer, Item& item) {
     if (const size_t bad = find_invalid_utf8(item.text); bad != std::string::npos) {
       const auto line = item.line + std::count(item.text.begin(), item.text.begin() + static_cast<int64_t>(bad), '\n');
       throw Error(ErrorCode::kData, fmt::format("{}:{}", item.file, line), "not UTF-8",
-                  "convert the file: iconv -f OLD -t UTF-8");
+                  "Convert the file: iconv -f OLD -t UTF-8");
     }
     record.text = std::move(item.text);
   }
@@ -131,7 +132,7 @@ class Packer {
     for (const auto& file : options_.inputs) {
       std::error_code error;
       const auto size = std::filesystem::file_size(file, error);
-      if (error) throw Error(ErrorCode::kIo, file, "cannot be read: " + error.message(), "check the path");
+      if (error) throw Error(ErrorCode::kIo, file, "cannot be read: " + error.message(), "Check the path");
       total += static_cast<int64_t>(size);
     }
     for (const auto& file : options_.inputs) {
@@ -150,7 +151,7 @@ class Packer {
     flush();
     if (!writer_ || summary_.documents == 0)
       throw Error(ErrorCode::kData, options_.inputs.empty() ? "INPUT" : options_.inputs.front(),
-                  "the inputs hold no text", "name files with text");
+                  "the inputs hold no text", "Name files with text");
     writer_->finish();
     if (progress) progress(summary_, total);
     return summary_;
@@ -174,7 +175,7 @@ class Packer {
       if (item.conversation != summary_.with_mask)
         throw Error(ErrorCode::kData, item.where(),
                     item.conversation ? "a conversation among plain texts" : "plain text among conversations",
-                    "pack the two kinds into two outputs");
+                    "Pack the two kinds into two outputs");
       if (item.tokens.ids.size() <= (item.conversation ? 0u : 1u)) {  // nothing but eos
         ++summary_.empty_documents;
         continue;

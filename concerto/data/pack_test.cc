@@ -46,6 +46,13 @@ TEST(Pack, TextIsCutAsAsked) {
   EXPECT_EQ(pack_and_read(folder, {file, folder.write("b.txt", "五")}).texts.back(), "五</s>");
 }
 
+TEST(Pack, AByteOrderMarkIsNoText) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(pack_and_read(folder, {folder.write("a.txt", "\xef\xbb\xbfone")}).texts.front(), "one</s>");
+  EXPECT_EQ(pack_and_read(folder, {folder.write("a.jsonl", "\xef\xbb\xbf{\"text\": \"one\"}\n")}).texts.front(),
+            "one</s>");
+}
+
 TEST(Pack, ControlTokensInATextStayText) {
   const TemporaryFolder folder;
   const auto packed = pack_and_read(folder, {folder.write("a.txt", "x</s>y")});
@@ -118,7 +125,10 @@ TEST(Pack, ABrokenLineIsNamedAndNothingIsLeft) {
   const std::string good = "{\"text\": \"x\"}\n";
   refuse(good + good + "{\"text\": \"x\"\n" + good, {"a.jsonl:3"});
   refuse(good + "{\"text\": \"\xff\"}\n", {"a.jsonl:2"});
+  refuse(good + "{\"text\": \"x\"\n", {"a.jsonl:2: not valid JSON: column 13: ", "Correct or remove the line"});
   refuse(good + "\n[1]\n", {"a.jsonl:3", "object"});
+  refuse("[\n {\"text\": \"x\"}\n]\n", {"a.jsonl:1: a JSON list", "jq -c"});
+  refuse(good + "3\n", {"a.jsonl:2", "not a JSON object"});
   refuse("{\"word\": 1}\n", {"a.jsonl:1", "text"});
   refuse("{\"text\": 1}\n", {"a.jsonl:1", "'text'"});
   refuse("{\"text\": []}\n", {"a.jsonl:1", "'text'"});

@@ -15,7 +15,7 @@ class Reader {
 
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(ErrorCode::kData, where_, what,
-                "correct or remove the line; the kinds of records: concerto data pack --help");
+                "Correct or remove the line; the kinds of records: concerto data pack --help");
   }
   bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
   std::string text(const char* key) const {
@@ -111,10 +111,24 @@ Record message_record(const Reader& in) {
 
 }  // namespace
 
+// A line that is no JSON. Files of one big list are common; they get the command that makes lines of them.
+static json parse_line(std::string_view line, const std::string& where) {
+  const size_t first = line.find_first_not_of(" \t\r");
+  const bool is_list = first != std::string_view::npos && line[first] == '[';
+  try {
+    json object = parse_json(line, ErrorCode::kData, where);
+    if (object.is_object()) return object;
+    throw Error(ErrorCode::kData, where, "not a JSON object");
+  } catch (const Error& e) {
+    throw Error(e.code, e.where, is_list ? "a JSON list, one object a line is wanted" : e.problem,
+                is_list ? "Make lines of it: jq -c '.[]' FILE > FILE.jsonl"
+                        : "Correct or remove the line; the kinds of records: concerto data pack --help");
+  }
+}
+
 Record parse_record(std::string_view line, const std::string& where) {
-  const json object = parse_json(line, ErrorCode::kData, where);
+  const json object = parse_line(line, where);
   const Reader in(object, where);
-  if (!object.is_object()) in.fail("not a JSON object");
   if (in.has("messages")) return message_record(in);
   if (in.has("src") && in.has("tgt")) return ernie_record(in);
   if (in.has("instruction") && in.has("output")) return alpaca_record(in);
@@ -137,7 +151,7 @@ void tokenize_record(const Tokenizer& tokenizer, const Record& record, const std
   };
   if (!record.conversation) {
     if (tokenizer.eos_id() < 0)
-      throw Error(ErrorCode::kData, where, "the tokenizer has no eos token", "name one in tokenizer_config.json");
+      throw Error(ErrorCode::kData, where, "the tokenizer has no eos token", "Name one in tokenizer_config.json");
     add(record.text, SpecialText::kAsText, true);
     out.ids.push_back(tokenizer.eos_id());
     return;

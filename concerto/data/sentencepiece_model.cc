@@ -51,7 +51,7 @@ class WireReader {
 
  private:
   [[noreturn]] void fail() const {
-    throw Error(ErrorCode::kData, name_, "not a SentencePiece model, or a truncated one", "copy the file again");
+    throw Error(ErrorCode::kData, name_, "not a SentencePiece model, or a truncated one", "Copy the file again");
   }
   uint64_t varint() {
     uint64_t value = 0;
@@ -106,7 +106,7 @@ SentencePieceModel parse_sentencepiece_model(std::string_view serialized, const 
     }
   }
   if (model.pieces.empty())
-    throw Error(ErrorCode::kData, name, "a SentencePiece model without pieces", "copy the file again");
+    throw Error(ErrorCode::kData, name, "a SentencePiece model without pieces", "Copy the file again");
   return model;
 }
 

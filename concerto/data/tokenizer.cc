@@ -145,7 +145,7 @@ struct Tokenizer::State {
     if (text.empty()) return;
     std::vector<int> ids;
     if (const auto status = processor.Encode(text, &ids); !status.ok())
-      throw Error(ErrorCode::kData, name, "SentencePiece cannot encode: " + status.ToString(), "check tokenizer.model");
+      throw Error(ErrorCode::kData, name, "SentencePiece cannot encode: " + status.ToString(), "Check tokenizer.model");
     out.insert(out.end(), ids.begin(), ids.end());
   }
   // The added token at the front of `text`, the longest one.
@@ -182,7 +182,7 @@ void load_model(Tokenizer::State& state, std::string serialized, const std::stri
   state.name = name;
   state.model = parse_sentencepiece_model(serialized, name);
   if (const auto status = state.processor.LoadFromSerializedProto(serialized); !status.ok())
-    throw Error(ErrorCode::kData, name, "SentencePiece cannot load it: " + status.ToString(), "copy the file again");
+    throw Error(ErrorCode::kData, name, "SentencePiece cannot load it: " + status.ToString(), "Copy the file again");
   state.serialized = std::move(serialized);
   state.vocab_size = static_cast<int64_t>(state.model.pieces.size());
   using Type = SentencePieceModel::Type;
@@ -219,11 +219,14 @@ Tokenizer Tokenizer::from_model(std::string serialized, const std::string& name)
 }
 
 Tokenizer Tokenizer::load(const std::string& path) {
+  if (!path_exists(path))
+    throw Error(ErrorCode::kIo, path, "there is no such folder or file",
+                "Name a folder with a tokenizer.model, or train one: concerto data tokenizer train");
   if (!is_directory(path)) return from_model(read_text_file(path), path);
   const std::string file = path + "/tokenizer.model";
   if (!path_exists(file))
     throw Error(ErrorCode::kData, path, "has no tokenizer.model (a SentencePiece model)",
-                "name a folder that has one, or train one: concerto data tokenizer train");
+                "Name a folder that has one, or train one: concerto data tokenizer train");
   TokenizerConfig config = read_tokenizer_config(path);
   if (!config.files.contains("tokenizer_config.json")) return from_model(read_text_file(file), file);
   auto state = std::make_unique<State>();
@@ -296,7 +299,7 @@ const ChatTemplate& Tokenizer::chat_template() const {
   throw Error(ErrorCode::kData, state_->name,
               state_->chat_text.empty() ? "the tokenizer has no chat template"
                                         : "the chat template is not one that can be rendered",
-              "put one of these into tokenizer_config.json: " + names);
+              "Put one of these into tokenizer_config.json: " + names);
 }
 
 std::string Tokenizer::render_chat(std::span<const ChatMessage> messages, bool generate) const {
@@ -312,7 +315,7 @@ std::string Tokenizer::render_chat(std::span<const ChatMessage> messages, bool g
     else
       throw Error(ErrorCode::kData, "role",
                   fmt::format("'{}' is not a role of the template {}", message.role, chat.name),
-                  "use system, user or assistant");
+                  "Use system, user or assistant");
   }
   return generate ? text + chat.assistant_prefix : text;
 }

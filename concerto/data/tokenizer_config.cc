@@ -16,7 +16,7 @@ constexpr const char* kFiles[] = {"tokenizer_config.json", "special_tokens_map.j
 constexpr int64_t kMaxId = 1 << 24;
 
 [[noreturn]] void fail(const std::string& file, const std::string& what) {
-  throw Error(ErrorCode::kData, file, what, "copy the folder again, or correct the file");
+  throw Error(ErrorCode::kData, file, what, "Copy the folder again, or correct the file");
 }
 
 json parse_object(const std::string& file, const std::string& text) {
@@ -82,6 +82,7 @@ TokenizerConfig read_tokenizer_config(const std::string& folder) {
     const std::string file = folder + "/added_tokens.json";
     const json object = parse_object(file, it->second);
     for (const auto& [text, id] : object.items()) {
+      if (text.empty()) fail(file, "a token without text");  // it would match everywhere
       if (!id.is_number_integer()) fail(file, fmt::format("the id of '{}' is no integer", text));
       config.added.push_back({.text = text, .id = checked_id(file, text, id.get<int64_t>())});
     }

@@ -148,6 +148,19 @@ TEST(Tokenizer, LoadingNamesTheFileAndTheField) {
   expect_error(ErrorCode::kData, {"added_tokens.json", "'a'"}, [&] { Tokenizer::load(folder / "model"); });
 }
 
+// An added token without text would match everywhere and never end.
+TEST(Tokenizer, AnAddedTokenHasText) {
+  const TemporaryFolder folder;
+  sample_tokenizer().save(folder / "model");
+  folder.write("model/added_tokens.json", R"({"": 420})");
+  expect_error(ErrorCode::kData, {"added_tokens.json", "without text"}, [&] { Tokenizer::load(folder / "model"); });
+}
+
+TEST(Tokenizer, AFolderThatIsNotThereIsNamed) {
+  expect_error(ErrorCode::kIo, {"no/such/folder", "concerto data tokenizer train"},
+               [] { Tokenizer::load("no/such/folder"); });
+}
+
 TEST(Tokenizer, ChatIsRenderedAsErnieDoes) {
   const std::vector<ChatMessage> messages = {
       {"system", "Be brief."}, {"user", "2+2?"}, {"assistant", "4"}, {"user", "And 3?"}};

@@ -45,7 +45,7 @@ class LineIterator : public sentencepiece::SentenceIterator {
       if (!in_.is_open()) {
         if (file_ == files_.size()) return false;
         in_.open(files_[file_++], std::ios::binary);
-        if (!in_) throw Error(ErrorCode::kIo, files_[file_ - 1], "cannot be read", "check the path");
+        if (!in_) throw Error(ErrorCode::kIo, files_[file_ - 1], "cannot be read", "Check the path");
         number_ = 0;
       }
       while (std::getline(in_, line_)) {
@@ -53,7 +53,7 @@ class LineIterator : public sentencepiece::SentenceIterator {
         if (count_++ % stride_ != 0) continue;
         if (find_invalid_utf8(line_) != std::string::npos)
           throw Error(ErrorCode::kData, fmt::format("{}:{}", files_[file_ - 1], number_), "not UTF-8",
-                      "convert the file: iconv -f OLD -t UTF-8");
+                      "Convert the file: iconv -f OLD -t UTF-8");
         line_.erase(std::remove(line_.begin(), line_.end(), '\0'), line_.end());
         return true;
       }
@@ -81,14 +81,14 @@ Tokenizer train_tokenizer(const TokenizerTraining& options) {
   for (const auto& file : options.inputs) {
     std::error_code error;
     const auto size = std::filesystem::file_size(file, error);
-    if (error) throw Error(ErrorCode::kIo, file, "cannot be read: " + error.message(), "check the path");
+    if (error) throw Error(ErrorCode::kIo, file, "cannot be read: " + error.message(), "Check the path");
     bytes += static_cast<int64_t>(size);
   }
   const int64_t stride =
       std::max<int64_t>(1, (bytes + options.max_bytes - 1) / std::max<int64_t>(1, options.max_bytes));
   const auto train = [&](int64_t vocab_size, std::string& serialized) {
     LineIterator lines(options.inputs, stride);
-    if (lines.done()) throw Error(ErrorCode::kData, "--input", "the files hold no text", "name files with text");
+    if (lines.done()) throw Error(ErrorCode::kData, "--input", "the files hold no text", "Name files with text");
     const std::unordered_map<std::string, std::string> arguments = {
         {"model_type", "bpe"},
         {"vocab_size", std::to_string(vocab_size)},
@@ -131,7 +131,7 @@ Tokenizer train_tokenizer(const TokenizerTraining& options) {
     if (best.empty())
       throw Error(ErrorCode::kData, "--vocab-size",
                   fmt::format("{}: SentencePiece cannot train: {}", options.vocab_size, status.ToString()),
-                  "use more text or another size");
+                  "Use more text or another size");
     serialized = best;
   }
   int64_t pieces = static_cast<int64_t>(parse_sentencepiece_model(serialized, "trained model").pieces.size());
