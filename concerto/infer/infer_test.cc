@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <string>
 
 #include "concerto/infer/sampler.h"
 #include "concerto/infer/session.h"
@@ -22,6 +24,22 @@ TEST(Sampler, FrequenciesFollowTheProbabilitiesInsideTopP) {
   EXPECT_EQ(counts[3], 0);  // 0.5 + 0.3 + 0.15 reaches 0.9
   EXPECT_NEAR(counts[0] / 20000.0, 0.5 / 0.95, 0.02);
   EXPECT_NEAR(counts[2] / 20000.0, 0.15 / 0.95, 0.02);
+}
+
+TEST(Sampler, LogitsThatAreNoNumbersAreAnError) {
+  const float nan = std::nanf(""), inf = HUGE_VALF;
+  for (double temperature : {0.0, 1.0})
+    for (std::array<float, 3> logits : {std::array{1.0f, nan, 2.0f}, {nan, 1.0f, 2.0f}, {1.0f, inf, 2.0f}, {-inf, -inf, -inf}}) {
+      try {
+        Sampler({.temperature = temperature}).choose(View(logits.data(), {3}, DType::kF32), 7);
+        ADD_FAILURE() << logits[0] << " " << logits[1];
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code, ErrorCode::kNumeric);
+        EXPECT_NE(std::string(e.what()).find("position 7"), std::string::npos) << e.what();
+      }
+    }
+  float masked[] = {-inf, 1, -inf};
+  EXPECT_EQ(Sampler({.temperature = 1}).choose(View(masked, {3}, DType::kF32), 0), 1);
 }
 
 TEST(InferenceSession, ChunksAndSingleTokensGiveTheSameLogits) {

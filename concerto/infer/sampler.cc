@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "concerto/base/error.h"
 #include "concerto/base/rng.h"
 
 namespace concerto {
@@ -13,8 +14,14 @@ int32_t Sampler::choose(View logits, int64_t position) {
     return logits.dtype == DType::kF64 ? static_cast<float>(logits.as<double>()[i]) : logits.as<float>()[i];
   };
   int64_t best = 0;
-  for (int64_t i = 1; i < n; ++i)
+  bool is_number = !std::isnan(at(0));
+  for (int64_t i = 1; i < n; ++i) {
     if (at(i) > at(best)) best = i;
+    is_number &= !std::isnan(at(i));
+  }
+  if (!is_number || std::isinf(at(best)))
+    throw Error(ErrorCode::kNumeric, "logits", fmt::format("not finite at position {}: the model's weights or values in it are NaN or infinite", position),
+                "Look for the tensor with `concerto checkpoint verify`.");
   if (options_.temperature <= 0) return static_cast<int32_t>(best);
 
   candidates_.clear();

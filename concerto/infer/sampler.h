@@ -19,7 +19,7 @@ struct SamplerOptions {
 class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options) : options_(options) {}
-  int32_t choose(View logits, int64_t position);  // [vocab] f32 or f64
+  int32_t choose(View logits, int64_t position);  // [vocab] f32 or f64; Error(kNumeric) where they are not finite
 
  private:
   SamplerOptions options_;
