@@ -5,7 +5,8 @@
 // `--clock cpu` takes the process's processor time instead of the wall's: with one thread, a fair figure on a machine
 // that others use too.
 //
-//   bench_op_products [--threads N] [--clock wall|cpu] [--seconds S] [--shape m,n,k] [--type bf16|f32] [--isa NAME]
+//   bench_op_products [--threads N] [--clock wall|cpu] [--seconds S] [--type bf16|f32] [--isa NAME]
+//                     [--shape m,n,k]... [--grouped rows,experts,n,k[,zipf]]... [--op NAME]
 #include <time.h>
 
 #include <algorithm>
@@ -57,6 +58,12 @@ struct Options {
   DType type = DType::kBF16;
   cpu::Isa isa = cpu::active_isa();
   std::vector<std::array<int64_t, 3>> shapes;
+  struct Grouped {
+    int64_t rows, experts, n, k;
+    bool zipf;
+  };
+  std::vector<Grouped> grouped;
+  std::string op;  // only this one
 };
 
 struct Bench {
@@ -115,6 +122,7 @@ struct Bench {
 
   template <class F>
   void report(const char* op, const char* by, const std::string& shape, double flops, F&& f) {
+    if (!o.op.empty() && o.op != op) return;
     const double t = best_time(o.seconds, f);
     fmt::print(
         R"({{"op": "{}", "by": "{}", "isa": "{}", "type": "{}", "threads": {}, "shape": "{}", "seconds": {:.3g}, )"
@@ -186,12 +194,19 @@ int main(int argc, char** argv) {
       std::array<int64_t, 3> s{};
       if (std::sscanf(value.c_str(), "%ld,%ld,%ld", &s[0], &s[1], &s[2]) == 3) o.shapes.push_back(s);
     }
+    if (key == "--op") o.op = value;
+    if (key == "--grouped") {
+      Options::Grouped g{};
+      if (std::sscanf(value.c_str(), "%ld,%ld,%ld,%ld", &g.rows, &g.experts, &g.n, &g.k) == 4) {
+        g.zipf = value.ends_with(",zipf");
+        o.grouped.push_back(g);
+      }
+    }
   }
   Bench bench(o);
-  if (!o.shapes.empty()) {
-    for (const auto& s : o.shapes) bench.linear(s[0], s[1], s[2]);
-    return 0;
-  }
+  for (const auto& s : o.shapes) bench.linear(s[0], s[1], s[2]);
+  for (const auto& g : o.grouped) bench.grouped(g.rows, g.experts, g.n, g.k, g.zipf);
+  if (!o.shapes.empty() || !o.grouped.empty()) return 0;
   for (const auto& s : {std::array<int64_t, 3>{2048, 2048, 2048},
                         {8192, 512, 512},
                         {8192, 1536, 512},

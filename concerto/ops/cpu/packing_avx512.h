@@ -68,11 +68,56 @@ inline __m512i load_words_of(const Bits16* low, const Bits16* high, int64_t n) {
   return _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
 }
 
+// The words of columns [0, 16) and [16, 32) of two rows, of which n are there.
+struct TwoLines {
+  __m512i first, second;
+};
+inline TwoLines interleave(const Bits16* low, const Bits16* high, int64_t n) {
+  alignas(64) static constexpr uint16_t kPairs[2][32] = {
+      {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+      {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+       24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+  const auto mask = static_cast<__mmask32>(n >= 32 ? 0xffffffffu : (1u << n) - 1u);
+  const __m512i l = _mm512_maskz_loadu_epi16(mask, low), h = _mm512_maskz_loadu_epi16(mask, high);
+  return {_mm512_permutex2var_epi16(l, _mm512_load_si512(kPairs[0]), h),
+          _mm512_permutex2var_epi16(l, _mm512_load_si512(kPairs[1]), h)};
+}
+
 template <class S, int64_t kWidth>
-void pack_line(const S* low, const S* high, int64_t n, uint32_t* to) {
+[[gnu::always_inline]] inline void pack_some_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
+  static const S kNoRow[kWidth + 16] = {};
+  for (int64_t i = 0; i < k; i += kUnit, from += kUnit * stride, to += kWidth) {
+    const S* high = i + 1 < k ? from + stride : kNoRow;  // read if words are pairs
+    if constexpr (kUnit == 2 && kWidth == 32) {
+      const TwoLines lines = interleave(from, high, n);
+      _mm512_storeu_si512(to, lines.first);
+      _mm512_storeu_si512(to + 16, lines.second);
+    } else {
 #pragma GCC unroll 2
-  for (int64_t v = 0; v < kWidth; v += 16) {
-    const int64_t left = n - v < 0 ? 0 : smaller(n - v, kWidth - v);
-    _mm512_storeu_si512(to + v, load_words_of(low + v, high + v, left));
+      for (int64_t v = 0; v < kWidth; v += 16) {
+        const int64_t left = n - v < 0 ? 0 : smaller(n - v, kWidth - v);
+        _mm512_storeu_si512(to + v, load_words_of(from + v, high + v, left));
+      }
+    }
+  }
+}
+
+template <class S, int64_t kWidth>
+void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
+  if (n < kWidth || k < kLinesAtOnce * kUnit) return pack_some_lines<S, kWidth>(from, stride, n, k, to);
+  if constexpr (kWidth == 12) {  // four lines of 12 words are three of 16
+    __m512i line[4];
+#pragma GCC unroll 4
+    for (int64_t q = 0; q < 4; ++q)
+      line[q] = load_words_of(from + q * kUnit * stride, from + (q * kUnit + kUnit - 1) * stride, 12);
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19);
+    const __m512i middle = _mm512_setr_epi32(4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22, 23);
+    const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi32(line[0], low, line[1]));
+    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi32(line[1], middle, line[2]));
+    _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi32(line[2], high, line[3]));
+  } else {
+    pack_some_lines<S, kWidth>(from, stride, kWidth, kLinesAtOnce * kUnit, to);
   }
 }

@@ -37,7 +37,7 @@ struct Vec {
 template <class S>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
 template <class S, int64_t kWidth>
-void pack_line(const S* low, const S* high, int64_t n, uint32_t* to);
+void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"
 #include "concerto/ops/cpu/product_vector_body.h"
@@ -77,11 +77,8 @@ void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* t
 }
 
 template <class S, int64_t kWidth>
-void pack_line(const S* low, const S* high, int64_t n, uint32_t* to) {
-  if (n == kWidth)
-    pack_line_plain<S, kWidth>(low, high, kWidth, to);  // a count that the compiler knows
-  else
-    pack_line_plain<S, kWidth>(low, high, n, to);
+void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
+  pack_lines_plain<S, kWidth>(from, stride, n, k, to);
 }
 
 constexpr ProductKernels kTable = make_table();

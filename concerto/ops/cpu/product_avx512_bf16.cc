@@ -21,7 +21,7 @@ struct Vec : SumsAvx512 {
 template <class S>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
 template <class S, int64_t kWidth>
-void pack_line(const S* low, const S* high, int64_t n, uint32_t* to);
+void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"
 #include "concerto/ops/cpu/product_vector_body.h"

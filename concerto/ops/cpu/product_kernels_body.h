@@ -8,9 +8,10 @@
 // and declares before and defines after:
 //   pack_block<S>(from, stride, n, k, to, row_words): to[w][j] = word w of row j, for up to kLanes rows j < n and words
 //   of k elements; writes kLanes words of each, in ascending order, zero for rows that are not there.
-//   pack_line<S, kWidth>(low, high, n, to): to[j] = the word of low[j] (and high[j], if kUnit is 2) for j < n, zero up
-//   to kWidth; may write up to kPanelGap - 1 words more. Writes of one word row spill into the next, which is written
-//   later (or is the gap): hence words in ascending order everywhere.
+//   pack_lines<S, kWidth>(from, stride, n, k, to): to[w][j] = word w of column j, for kWidth columns, zero from n on,
+//   and the words of k <= kLinesAtOnce * kUnit elements; may write up to kPanelGap - 1 words more.
+// Writes of a word row may spill into the next, which is written later (or is the gap): hence words in ascending order
+// everywhere.
 
 struct [[gnu::may_alias]] Bits16 {
   uint16_t bits;
@@ -20,6 +21,7 @@ struct [[gnu::may_alias]] Bits32 {
 };
 
 constexpr int64_t kLanes = Vec::kLanes;
+constexpr int64_t kLinesAtOnce = 4;
 constexpr int64_t kColumns = kLanes * kVectors;
 
 constexpr int64_t words_of(int64_t k) { return (k + kUnit - 1) / kUnit; }
@@ -43,18 +45,16 @@ inline uint32_t word_of(Bits16 low, Bits16 high) {
 
 template <class S, int64_t kWidth>
 void pack_cols(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
-  constexpr int64_t kAhead = 16;
-  static const S kNoRow[kWidth + kLanes] = {};
-  for (int64_t i = 0; i < k; i += kUnit) {
-    const S* low = from + i * stride;
-    const S* high = i + 1 < k ? low + stride : kNoRow;  // read if words are pairs
-    uint32_t* to = packed + i / kUnit * kWidth;
+  constexpr int64_t kAhead = 16, kStep = kLinesAtOnce * kUnit;
+  for (int64_t i = 0; i < k; i += kStep, from += kStep * stride, packed += kLinesAtOnce * kWidth) {
+    const int64_t rows = smaller(kStep, k - i);
     if (i + kAhead < k)  // short pieces of far rows: no processor fetches these ahead by itself
-      for (int64_t q = 0; q < kUnit; ++q)
+      for (int64_t q = 0; q < kStep; ++q)
         for (int64_t j = 0; j < n; j += 64 / static_cast<int64_t>(sizeof(S)))
-          __builtin_prefetch(low + (kAhead + q) * stride + j);
+          __builtin_prefetch(from + (kAhead + q) * stride + j);
+    uint32_t* to = packed;
     for (int64_t j = 0; j < n; j += kWidth, to += panel_words)
-      pack_line<S, kWidth>(low + j, high == kNoRow ? kNoRow : high + j, smaller(kWidth, n - j), to);
+      pack_lines<S, kWidth>(from + j, stride, smaller(kWidth, n - j), rows, to);
   }
 }
 
@@ -128,9 +128,17 @@ inline void pack_block_plain(const S* from, int64_t stride, int64_t n, int64_t k
 }
 
 template <class S, int64_t kWidth>
-inline void pack_line_plain(const S* low, const S* high, int64_t n, uint32_t* to) {
-  for (int64_t j = 0; j < n; ++j) to[j] = word_of(low[j], high[j]);
-  for (int64_t j = n; j < kWidth; ++j) to[j] = 0;
+inline void pack_lines_plain(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
+  static const S kNoRow[kWidth] = {};
+  for (int64_t i = 0; i < k; i += kUnit, from += kUnit * stride, to += kWidth) {
+    const S* high = i + 1 < k ? from + stride : kNoRow;  // read if words are pairs
+    if (n == kWidth) {                                   // a count that the compiler knows
+      for (int64_t j = 0; j < kWidth; ++j) to[j] = word_of(from[j], high[j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) to[j] = word_of(from[j], high[j]);
+      for (int64_t j = n; j < kWidth; ++j) to[j] = 0;
+    }
+  }
 }
 
 constexpr ProductKernels shared_table() {
