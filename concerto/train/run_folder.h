@@ -11,7 +11,8 @@ namespace concerto {
 class RunFolder {
  public:
   // Makes or enters config.run.dir and locks it. A folder made with other settings that decide the numbers is refused
-  // with the differences (Error(kConfig)); `resume: never` refuses a folder that holds checkpoints.
+  // with the differences (Error(kCheckpoint)), as is one whose checkpoints are all damaged; `resume: never` refuses a
+  // folder that holds checkpoints.
   explicit RunFolder(const RunConfig& config);
   // Writes config.yaml, which binds the folder to the settings: once all of the run is checked, so that a mistake in a
   // first start can be mended.

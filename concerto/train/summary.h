@@ -22,6 +22,7 @@ struct RunSummary {
   double seconds = 0;        // of this process, start-up included
   double train_seconds = 0;  // of them in training steps: what tokens/s divides by
   int64_t skipped_steps = 0;
+  std::string unsaved;  // why the last checkpoint or the model could not be written; empty: both were
   MemoryReport memory;
   struct Output {
     std::string path;  // in run_dir

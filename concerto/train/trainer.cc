@@ -231,9 +231,11 @@ void Trainer::save() {
     metrics_->sync();
     save_checkpoint(folder_.dir(), meta_, checkpoint_tensors(engine_.store()));
     saved_step_ = step_;
+    unsaved_.clear();
     remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
   } catch (const Error& e) {
     if (e.code != ErrorCode::kIo) throw;
+    unsaved_ = fmt::format("the last checkpoint could not be saved: {}", e.what());
     progress_.log(fmt::format("WARNING: checkpoint {} could not be saved: {}", step_, e.what()));
   }
 }
@@ -251,6 +253,7 @@ void Trainer::finish(RunSummary& s) {
       exported_ = dir + "/model";
     } catch (const Error& e) {
       if (e.code != ErrorCode::kIo) throw;
+      unsaved_ = fmt::format("the model could not be exported: {}", e.what());
       progress_.log(fmt::format("WARNING: the model could not be exported: {}", e.what()));
     }
   }
@@ -274,6 +277,7 @@ void Trainer::finish(RunSummary& s) {
   s.seconds = now() - start_time_;
   s.train_seconds = train_seconds_;
   s.skipped_steps = skipped_;
+  s.unsaved = unsaved_;
   s.memory = {.baseline_bytes = baseline_bytes_,
               .predicted_bytes = engine_.predicted_bytes() + mapped_data_bytes(),
               .peak_bytes = read_process_memory().peak_bytes};

@@ -87,6 +87,7 @@ class Trainer {
   int64_t step_ = 0, first_step_ = 1;  // steps done; first of this process
   CheckpointMeta meta_;
   int64_t saved_step_ = -1;
+  std::string unsaved_;  // why the last save or export failed
   double saved_time_ = 0;
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<MetricsWriter> metrics_;
