@@ -1,5 +1,7 @@
 #include "concerto/cli/bench_command.h"
 
+#include <sys/wait.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -10,6 +12,7 @@
 #include "concerto/arch/model_spec.h"
 #include "concerto/base/rng.h"
 #include "concerto/cli/backends.h"
+#include "concerto/cli/option_checks.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/memory_report.h"
 #include "concerto/train/trainer.h"
@@ -32,7 +35,8 @@ void random_batch(const ModelConfig& m, const BenchArguments& a, int64_t step, M
   const int64_t tokens = a.batch * a.seq, depth = m.num_nextn_predict_layers;
   b = {};
   const auto token = [&](int64_t row, int64_t at) {
-    return static_cast<int32_t>(rng.below(static_cast<uint64_t>((step * a.batch + row) * (a.seq + depth + 1) + at), static_cast<uint64_t>(m.vocab_size)));
+    return static_cast<int32_t>(rng.below(static_cast<uint64_t>((step * a.batch + row) * (a.seq + depth + 1) + at),
+                                          static_cast<uint64_t>(m.vocab_size)));
   };
   b.doc_offsets = {0};
   for (int64_t row = 0; row < a.batch; ++row) {
@@ -60,7 +64,9 @@ RunConfig bench_config(const BenchArguments& a) {
   c.training.seq_length = a.seq;
   c.training.steps = a.steps;
   c.training.dtype = a.dtype;
-  c.parallel.recompute = a.recompute == "full" ? Recompute::kFull : a.recompute == "selective" ? Recompute::kSelective : Recompute::kNone;
+  c.parallel.recompute = a.recompute == "full"        ? Recompute::kFull
+                         : a.recompute == "selective" ? Recompute::kSelective
+                                                      : Recompute::kNone;
   c.parallel.schedule = a.schedule;
   if (!a.data.empty()) c.data.train = {{a.data, 1.0}};
   c.backend = a.backend;
@@ -74,16 +80,18 @@ double run_rival(const std::string& command) {
   std::string text;
   char buffer[4096];
   while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-  const int status = pclose(pipe);
+  const int status = pclose(pipe), exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   double best = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const auto line = nlohmann::json::parse(text.substr(at, end - at), nullptr, false);
-    if (line.is_object() && line.contains("tokens_per_s")) best = std::max(best, line["tokens_per_s"].get<double>());
+    if (line.is_object() && line.contains("tokens_per_s") && line["tokens_per_s"].is_number())
+      best = std::max(best, line["tokens_per_s"].get<double>());
     at = end + 1;
   }
   if (status != 0 || best <= 0)
-    throw Error(ErrorCode::kUsage, "--rival", fmt::format("ended with status {} and {} usable lines", status, best > 0 ? "some" : "no"),
+    throw Error(ErrorCode::kUsage, "--rival",
+                fmt::format("ended with status {} and {} usable lines", exit_code, best > 0 ? "some" : "no"),
                 "It must print JSON lines that hold tokens_per_s.");
   return best;
 }
@@ -91,6 +99,7 @@ double run_rival(const std::string& command) {
 void run_bench_step(const BenchArguments& a) {
   const RunConfig config = bench_config(a);
   const ModelConfig& m = config.model.config;
+  check_micro_batch("--batch", m, a.batch, a.seq);
   const int64_t baseline = read_process_memory().rss_bytes;
   ThreadPool pool(a.threads);
   StepEngine engine(config, backend_by_name(a.backend), pool);
@@ -118,9 +127,13 @@ void run_bench_step(const BenchArguments& a) {
       best_profile = profile;
     }
     if (a.json)
-      fmt::print("{}\n", nlohmann::json{{"step", step}, {"loss", report.loss}, {"grad_norm", report.grad_norm}, {"seconds", seconds}}.dump());
+      fmt::print(
+          "{}\n",
+          nlohmann::json{{"step", step}, {"loss", report.loss}, {"grad_norm", report.grad_norm}, {"seconds", seconds}}
+              .dump());
     else
-      fmt::print("step {}: {:.3f} s, loss {:.6f}, gradient norm {:.4f}\n", step, seconds, report.loss, report.grad_norm);
+      fmt::print("step {}: {:.3f} s, loss {:.6f}, gradient norm {:.4f}\n", step, seconds, report.loss,
+                 report.grad_norm);
     std::fflush(stdout);
   }
   nlohmann::json parts;
@@ -132,9 +145,18 @@ void run_bench_step(const BenchArguments& a) {
   }
   parts["other"] = best - counted;
   const double rate = static_cast<double>(a.batch * a.seq) / best, flops = flops_per_token(m, a.seq);
-  nlohmann::json out{{"tokens_per_s", rate}, {"step_seconds", best}, {"flops_per_token", flops}, {"flops_per_s", flops * rate}, {"seconds", parts},
-                     {"peak_bytes", read_process_memory().peak_bytes}, {"predicted_peak_bytes", baseline + engine.predicted_bytes()},
-                     {"parameters", parameter_count(m)}, {"active_parameters", active_parameter_count(m)}, {"threads", pool.size()}, {"dtype", a.dtype}, {"backend", a.backend}};
+  nlohmann::json out{{"tokens_per_s", rate},
+                     {"step_seconds", best},
+                     {"flops_per_token", flops},
+                     {"flops_per_s", flops * rate},
+                     {"seconds", parts},
+                     {"peak_bytes", read_process_memory().peak_bytes},
+                     {"predicted_peak_bytes", baseline + engine.predicted_bytes()},
+                     {"parameters", parameter_count(m)},
+                     {"active_parameters", active_parameter_count(m)},
+                     {"threads", pool.size()},
+                     {"dtype", a.dtype},
+                     {"backend", a.backend}};
   if (!a.rival.empty()) {
     const double rival = run_rival(a.rival);
     out["rival_tokens_per_s"] = rival;
@@ -145,9 +167,14 @@ void run_bench_step(const BenchArguments& a) {
     return;
   }
   fmt::print("\nbest step {:.3f} s: {:.0f} tokens/s, {:.1f} GFLOP/s\n", best, rate, flops * rate / 1e9);
-  for (const auto& [name, value] : parts.items()) fmt::print("  {:<12} {:7.3f} s {:5.1f} %\n", name, value.get<double>(), 100 * value.get<double>() / best);
-  fmt::print("memory    {}\n", format_memory_report({.baseline_bytes = baseline, .predicted_bytes = engine.predicted_bytes(), .peak_bytes = read_process_memory().peak_bytes}));
-  if (out.contains("ratio")) fmt::print("rival     {:.0f} tokens/s, ratio {:.2f}\n", out["rival_tokens_per_s"].get<double>(), out["ratio"].get<double>());
+  for (const auto& [name, value] : parts.items())
+    fmt::print("  {:<12} {:7.3f} s {:5.1f} %\n", name, value.get<double>(), 100 * value.get<double>() / best);
+  fmt::print("memory    {}\n", format_memory_report({.baseline_bytes = baseline,
+                                                     .predicted_bytes = engine.predicted_bytes(),
+                                                     .peak_bytes = read_process_memory().peak_bytes}));
+  if (out.contains("ratio"))
+    fmt::print("rival     {:.0f} tokens/s, ratio {:.2f}\n", out["rival_tokens_per_s"].get<double>(),
+               out["ratio"].get<double>());
 }
 
 }  // namespace
@@ -158,17 +185,26 @@ void add_bench_command(CLI::App& app) {
   bench->require_subcommand(1);
   CLI::App* c = bench->add_subcommand("step", "a training step on random weights and tokens");
   c->add_option("--model", a->model, "folder with a config.json")->required();
-  c->add_option("--data", a->data, "prefix of a .bin/.idx pair: the tokens, and so the losses, of `train` at this seed and shape");
-  c->add_option("--batch", a->batch, "sequences")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--seq", a->seq, "tokens a sequence")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--steps", a->steps, "the best of these counts")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("--data", a->data,
+                "prefix of a .bin/.idx pair: the tokens, and so the losses, of `train` at this seed and shape");
+  c->add_option("--batch", a->batch, "sequences")->check(whole_number(1, kMostTokens))->capture_default_str();
+  c->add_option("--seq", a->seq, "tokens a sequence")->check(whole_number(1, kMostTokens))->capture_default_str();
+  c->add_option("--steps", a->steps, "the best of these counts")
+      ->check(whole_number(1, INT64_MAX))
+      ->capture_default_str();
   c->add_option("--dtype", a->dtype, "bf16 | f32")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
-  c->add_option("--recompute", a->recompute, "none | selective | full")->check(CLI::IsMember({"none", "selective", "full"}))->capture_default_str();
-  c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")->check(CLI::IsMember({"1f1b", "zero_bubble"}))->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads");
+  c->add_option("--recompute", a->recompute, "none | selective | full")
+      ->check(CLI::IsMember({"none", "selective", "full"}))
+      ->capture_default_str();
+  c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")
+      ->check(CLI::IsMember({"1f1b", "zero_bubble"}))
+      ->capture_default_str();
+  c->add_option("--threads", a->threads, "compute threads; 0: OMP_NUM_THREADS, else all processors")
+      ->check(whole_number(0, kMostThreads));
   c->add_option("--seed", a->seed, "of weights and tokens")->capture_default_str();
-  c->add_option("--rival", a->rival, "a command that prints JSON lines with tokens_per_s; run after, its ratio printed");
+  c->add_option("--rival", a->rival,
+                "a command that prints JSON lines with tokens_per_s; run after, its ratio printed");
   c->add_flag("--json", a->json, "one JSON object a line");
   c->callback([a] { run_bench_step(*a); });
 }

@@ -14,6 +14,7 @@
 #include "concerto/base/error.h"
 #include "concerto/base/json.h"
 #include "concerto/base/thread_pool.h"
+#include "concerto/cli/option_checks.h"
 #include "concerto/data/indexed_dataset.h"
 #include "concerto/data/pack.h"
 #include "concerto/data/tokenizer.h"
@@ -192,10 +193,10 @@ void add_tokenizer_commands(CLI::App& data, const std::shared_ptr<Options>& opti
       tokenizer->add_subcommand("train", "byte-pair encoding with byte fallback, in files that AutoTokenizer opens");
   command->add_option("--input", options->training.inputs, "UTF-8 text files")->required();
   command->add_option("--vocab-size", options->training.vocab_size, "number of tokens, exactly")->capture_default_str();
-  command->add_option("--output", options->output, "folder to write")->required();
+  command->add_option("--output", options->output, "folder to write")->required()->check(folder_to_write());
   command->add_option("--max-bytes", options->training.max_bytes, "above it every n-th line is used")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, INT64_MAX));
   command->add_flag("--json", options->json, "print one JSON object");
   command->callback([options] { train(*options); });
 
@@ -234,7 +235,9 @@ void add_data_command(CLI::App& app) {
       "Any other file is UTF-8 text.");
   command->add_option("inputs", options->pack.inputs, "files")->required();
   command->add_option("--tokenizer", options->tokenizer, "folder or tokenizer.model")->required();
-  command->add_option("--output", options->pack.output, "prefix of the files to write")->required();
+  command->add_option("--output", options->pack.output, "prefix of the files to write")
+      ->required()
+      ->check(path_to_write());
   command
       ->add_option("--split", options->split,
                    "documents of a text file: all of it, between blank lines, lines, between form feeds")
@@ -248,7 +251,7 @@ void add_data_command(CLI::App& app) {
   command->add_option("--tokenizer", options->tokenizer, "to show text and check the ids; folder or tokenizer.model");
   command->add_option("--documents", options->show, "how many to show")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, INT64_MAX));
   command->add_flag("--json", options->json, "print one JSON object, then one a document");
   command->callback([options] { inspect(*options); });
 }

@@ -2,12 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/cli/backends.h"
+#include "concerto/cli/model_folder.h"
+#include "concerto/cli/option_checks.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/data/batch_source.h"
 #include "concerto/train/executor.h"
@@ -24,9 +25,14 @@ struct EvalArguments {
 // From --model DIR: a config made of the folder's own.
 RunConfig config_of_folder(const EvalArguments& a) {
   RunConfig c;
-  c.model.path = a.model;
+  c.model.path = model_folder(a.model);
   c.model.init = InitFrom::kPretrained;
-  c.model.config = load_model_config(a.model);
+  c.model.config = load_model_config(c.model.path);
+  const int64_t longest = c.model.config.max_position_embeddings;
+  if (a.seq_length > longest)
+    throw Error(ErrorCode::kUsage, "--seq-length",
+                fmt::format("{} is more than the model's max_position_embeddings = {}", a.seq_length, longest),
+                fmt::format("Set it to {} or less.", longest));
   c.data.valid = {{a.data, 1.0}};
   c.training.seq_length = a.seq_length;
   c.training.micro_batch_size = a.micro_batch_size;
@@ -43,7 +49,8 @@ std::unique_ptr<ParameterStore> load_weights(const RunConfig& c, const std::stri
   const DType compute = compute_dtype(c.training.dtype);
   if (from.empty()) {
     if (c.model.init != InitFrom::kPretrained)
-      throw Error(ErrorCode::kCheckpoint, c.run.dir, "holds no checkpoint to evaluate", "Train first, or give --checkpoint or --model.");
+      throw Error(ErrorCode::kCheckpoint, c.run.dir, "holds no checkpoint to evaluate",
+                  "Train first, or give --checkpoint or --model.");
     from = c.model.path;
     return load_hf_store(c.model.path, m, compute, StoreUse::kInfer);
   }
@@ -61,19 +68,25 @@ std::unique_ptr<ParameterStore> load_weights(const RunConfig& c, const std::stri
 
 void run_eval(const EvalArguments& a, const std::vector<std::string>& rest) {
   if (a.config.empty() == a.model.empty())
-    throw Error(ErrorCode::kUsage, "eval", "wants a CONFIG or --model DIR, one of them", "For example: concerto eval examples/quickstart.yaml");
+    throw Error(ErrorCode::kUsage, "eval", "wants a CONFIG or --model DIR, one of them",
+                "For example: concerto eval examples/quickstart.yaml");
   if (!a.model.empty() && a.data.empty())
-    throw Error(ErrorCode::kUsage, "eval", "--model wants --data", "Give the prefix of a .bin/.idx pair, as in --data data/quickstart/valid.");
+    throw Error(ErrorCode::kUsage, "eval", "--model wants --data",
+                "Give the prefix of a .bin/.idx pair, as in --data data/quickstart/valid.");
+  if (!a.model.empty() && !rest.empty())
+    throw Error(ErrorCode::kUsage, rest[0], "--model takes no settings of a config", "Run `concerto eval --help`.");
   RunConfig c = a.model.empty() ? load_run_config(a.config, parse_overrides(rest)) : config_of_folder(a);
   if (!a.data.empty()) c.data.valid = {{a.data, 1.0}};
   if (c.data.valid.empty()) throw Error(ErrorCode::kConfig, "data.valid", "is empty", "Set it, or give --data PREFIX.");
+  const int64_t rows = c.training.micro_batch_size;
+  check_micro_batch("--micro-batch-size", c.model.config, rows, c.training.seq_length);
   ThreadPool pool(c.run.threads);
   std::string from;
   const auto store = load_weights(c, a.checkpoint, from);
   const ModelConfig& m = c.model.config;
   const Stage stage(m, *store, Recompute::kNone, c.training.seq_length);
-  const int64_t rows = c.training.micro_batch_size;
-  Executor executor(stage, *store, backend_by_name(c.backend), pool, {.max_tokens = rows * c.training.seq_length, .train = false});
+  Executor executor(stage, *store, backend_by_name(c.backend), pool,
+                    {.max_tokens = rows * c.training.seq_length, .train = false});
   BatchSource source({.sources = c.data.valid,
                       .vocab_size = m.vocab_size,
                       .seq_length = c.training.seq_length,
@@ -89,10 +102,22 @@ void run_eval(const EvalArguments& a, const std::vector<std::string>& rest) {
     source.fill(at, std::min(rows, samples - at), rows, batches);
     for (const MicroBatch& b : batches) executor.evaluate(b, out);
   }
+  if (out.loss_count[0] == 0)
+    throw Error(ErrorCode::kData, c.data.valid[0].path,
+                "holds no token that counts: all are masked, or each document has one token", "Give other data.");
+  if (!std::isfinite(out.loss()))
+    throw Error(ErrorCode::kNumeric, from, fmt::format("the loss is {}", out.loss()),
+                "Look for the tensor with `concerto checkpoint verify`.");
   if (a.json)
-    fmt::print("{}\n", nlohmann::json{{"weights", from}, {"loss", out.loss()}, {"perplexity", std::exp(out.loss())}, {"tokens", out.loss_count[0]}, {"sequences", samples}}.dump());
+    fmt::print("{}\n", nlohmann::json{{"weights", from},
+                                      {"loss", out.loss()},
+                                      {"perplexity", std::exp(out.loss())},
+                                      {"tokens", out.loss_count[0]},
+                                      {"sequences", samples}}
+                           .dump());
   else
-    fmt::print("weights    {}\nloss       {:.6f}\nperplexity {:.4f}\ntokens     {} in {} sequences\n", from, out.loss(), std::exp(out.loss()), out.loss_count[0], samples);
+    fmt::print("weights    {}\nloss       {:.6f}\nperplexity {:.4f}\ntokens     {} in {} sequences\n", from, out.loss(),
+               std::exp(out.loss()), out.loss_count[0], samples);
 }
 
 }  // namespace
@@ -104,10 +129,18 @@ void add_eval_command(CLI::App& app) {
   c->add_option("--model", a->model, "a Hugging Face folder in place of a config");
   c->add_option("--data", a->data, "prefix of a .bin/.idx pair");
   c->add_option("--checkpoint", a->checkpoint, "this checkpoint, not the run's latest");
-  c->add_option("--seq-length", a->seq_length, "with --model")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--micro-batch-size", a->micro_batch_size, "with --model")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--max-batches", a->max_batches, "with --model: micro-batches at most; 0: all")->capture_default_str();
-  c->add_option("--dtype", a->dtype, "with --model: f32 | bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  c->add_option("--seq-length", a->seq_length, "with --model")
+      ->check(whole_number(1, kMostTokens))
+      ->capture_default_str();
+  c->add_option("--micro-batch-size", a->micro_batch_size, "with --model")
+      ->check(whole_number(1, kMostTokens))
+      ->capture_default_str();
+  c->add_option("--max-batches", a->max_batches, "with --model: micro-batches at most; 0: all")
+      ->check(whole_number(0, INT64_MAX))
+      ->capture_default_str();
+  c->add_option("--dtype", a->dtype, "with --model: f32 | bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   c->add_option("--backend", a->backend, "with --model: cpu | ref")->capture_default_str();
   c->add_flag("--json", a->json, "print one JSON object");
   c->allow_extras();

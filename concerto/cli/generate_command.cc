@@ -2,12 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/cli/backends.h"
+#include "concerto/cli/model_folder.h"
+#include "concerto/cli/option_checks.h"
 #include "concerto/cli/text_generator.h"
 
 namespace concerto {
@@ -23,19 +24,27 @@ struct GenerateArguments {
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void run_generate(GenerateArguments& a) {
-  namespace fs = std::filesystem;
-  // A run folder holds its model in a folder of that name.
-  const std::string dir = !fs::exists(a.model + "/config.json") && fs::exists(a.model + "/model/config.json") ? a.model + "/model" : a.model;
+  const std::string dir = model_folder(a.model);
   const ModelConfig m = load_model_config(dir);
   const Tokenizer tokenizer = Tokenizer::load(dir);
   std::erase_if(a.options.stop, [](const std::string& s) { return s.empty(); });
   const std::vector<int32_t> prompt = prompt_tokens(tokenizer, m, a.prompt, a.chat);
   for (int32_t id : prompt)
     if (id < 0 || id >= m.vocab_size)
-      throw Error(ErrorCode::kModel, dir, fmt::format("the tokenizer gives id {}, the model has {} rows", id, m.vocab_size), "Use the tokenizer that the model was trained with.");
+      throw Error(ErrorCode::kModel, dir,
+                  fmt::format("the tokenizer gives id {}, the model has {} rows", id, m.vocab_size),
+                  "Use the tokenizer that the model was trained with.");
   const int64_t capacity = static_cast<int64_t>(prompt.size()) + a.options.max_tokens;
-  if (capacity > m.max_position_embeddings)
-    throw Error(ErrorCode::kUsage, "--max-tokens", fmt::format("{} tokens of prompt and {} new ones exceed the model's {}", prompt.size(), a.options.max_tokens, m.max_position_embeddings), "Ask for fewer.");
+  if (capacity > m.max_position_embeddings) {
+    const bool long_prompt = static_cast<int64_t>(prompt.size()) >= m.max_position_embeddings;
+    throw Error(
+        ErrorCode::kUsage, long_prompt ? "--prompt" : "--max-tokens",
+        fmt::format("{} tokens of prompt and {} new ones are more than the model's max_position_embeddings = {}",
+                    prompt.size(), a.options.max_tokens, m.max_position_embeddings),
+        long_prompt
+            ? "Shorten the prompt."
+            : fmt::format("Ask for {} at most.", m.max_position_embeddings - static_cast<int64_t>(prompt.size())));
+  }
   ThreadPool pool(a.threads);
   const auto store = load_hf_store(dir, m, compute_dtype(a.dtype), StoreUse::kInfer);
   const Stage stage(m, *store, Recompute::kNone, capacity);
@@ -43,14 +52,21 @@ void run_generate(GenerateArguments& a) {
   InferenceSession session(stage, *store, backend_by_name(a.backend), pool, capacity, kPromptChunk);
   if (!a.json && !a.chat) fmt::print("{}", a.prompt);
   const double start = now();
-  const Generated g = generate_text(session, tokenizer, prompt, tokenizer.eos_id(), a.options, [&](std::string_view text) {
-    if (a.json) return;
-    fmt::print("{}", text);
-    std::fflush(stdout);
-  });
+  const Generated g =
+      generate_text(session, tokenizer, prompt, tokenizer.eos_id(), a.options, [&](std::string_view text) {
+        if (a.json) return;
+        fmt::print("{}", text);
+        std::fflush(stdout);
+      });
   const double seconds = now() - start;
   if (a.json)
-    fmt::print("{}\n", nlohmann::json{{"prompt", a.prompt}, {"text", g.text}, {"prompt_tokens", g.prompt_tokens}, {"new_tokens", g.new_tokens}, {"finish", g.finish}, {"seconds", seconds}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", nlohmann::json{{"prompt", a.prompt},
+                                      {"text", g.text},
+                                      {"prompt_tokens", g.prompt_tokens},
+                                      {"new_tokens", g.new_tokens},
+                                      {"finish", g.finish},
+                                      {"seconds", seconds}}
+                           .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   else
     fmt::print("\n");
 }
@@ -63,14 +79,21 @@ void add_generate_command(CLI::App& app) {
   c->add_option("--model", a->model, "Hugging Face folder, or a run folder that holds one")->required();
   c->add_option("--prompt", a->prompt, "the text to continue")->required();
   c->add_flag("--chat", a->chat, "the prompt is a user's turn: render it with the chat template");
-  c->add_option("--max-tokens", a->options.max_tokens, "new tokens at most")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--temperature", a->options.sampler.temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
-  c->add_option("--top-p", a->options.sampler.top_p, "draw from the likeliest tokens that reach this probability")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  c->add_option("--max-tokens", a->options.max_tokens, "new tokens at most")
+      ->check(whole_number(1, kMostTokens))
+      ->capture_default_str();
+  c->add_option("--temperature", a->options.sampler.temperature, "0: greedy")
+      ->check(number(0, 1e6))
+      ->capture_default_str();
+  c->add_option("--top-p", a->options.sampler.top_p, "draw from the likeliest tokens that reach this probability")
+      ->check(number(0, 1))
+      ->capture_default_str();
   c->add_option("--seed", a->options.sampler.seed, "the same seed draws the same text")->capture_default_str();
   c->add_option("--stop", a->options.stop, "end before this text; may be given several times");
   c->add_option("--dtype", a->dtype, "f32 | bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads");
+  c->add_option("--threads", a->threads, "compute threads; 0: OMP_NUM_THREADS, else all processors")
+      ->check(whole_number(0, kMostThreads));
   c->add_flag("--json", a->json, "print one JSON object at the end");
   c->callback([a] { run_generate(*a); });
 }

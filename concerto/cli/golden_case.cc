@@ -33,6 +33,16 @@ nlohmann::json read_case(const std::string& path) {
   return parse_json(text.str(), ErrorCode::kModel, path);
 }
 
+// The kernels trust ids and positions: what a file says of them is looked at here.
+void check_range(const std::string& name, const std::vector<int64_t>& values, int64_t low, int64_t end,
+                 int64_t also = 0) {
+  for (size_t i = 0; i < values.size(); ++i)
+    if ((values[i] < low || values[i] >= end) && values[i] != also)
+      throw Error(ErrorCode::kModel, name,
+                  fmt::format("value {} is {}, {} <= x < {} is wanted", i, values[i], low, end),
+                  "Use the model that the case was made with.");
+}
+
 // Depth m reads the token at t + 1 + m and predicts that at t + 2 + m (reference 5.4), inside the document.
 void add_mtp_arrays(MicroBatch& m, const ModelConfig& config) {
   const int64_t tokens = m.tokens();
@@ -79,7 +89,7 @@ GoldenCase::GoldenCase(const std::string& dir) : file_(dir + "/golden.safetensor
       optimizer_.clip_norm = t.at("clip_norm");
     }
   } catch (const nlohmann::json::exception& e) {
-    throw Error(ErrorCode::kModel, path, e.what());
+    throw Error(ErrorCode::kModel, path, json_fault(e.what()), "Make the case again, or copy it again.");
   }
 }
 
@@ -133,6 +143,9 @@ std::vector<int64_t> GoldenCase::slice(const std::string& name, int64_t step, in
 
 GoldenBatch GoldenCase::batch(const std::string& p, int64_t step, int64_t micro_batches, const ModelConfig& config) {
   const Shape ids_shape = shape(p + "input_ids");
+  if (ids_shape.rank() < 2 || ids_shape.elements() == 0)
+    throw Error(ErrorCode::kModel, p + "input_ids",
+                fmt::format("has shape {}, [rows, tokens] is wanted", ids_shape.str()));
   const bool stacked = ids_shape.rank() == 3;
   const int64_t rows = ids_shape[stacked ? 1 : 0], cols = ids_shape[stacked ? 2 : 1], n = rows * cols;
   const auto ids = slice(p + "input_ids", step, n), labels = slice(p + "labels", step, n);
@@ -141,6 +154,9 @@ GoldenBatch GoldenCase::batch(const std::string& p, int64_t step, int64_t micro_
   };
   const auto mask = optional("attention_mask", 1), docs = optional("doc_ids", 0), given = optional("position_ids", -1);
   const bool has_positions = has(p + "position_ids");
+  check_range(p + "input_ids", ids, 0, config.vocab_size);
+  check_range(p + "labels", labels, 0, config.vocab_size, kIgnoreIndex);
+  if (has_positions) check_range(p + "position_ids", given, 0, cols);
   std::vector<int64_t> targets;  // the label of the next token in the row
   for (int64_t i = 0; i < n; ++i) targets.push_back((i + 1) % cols ? labels[static_cast<size_t>(i + 1)] : kIgnoreIndex);
   if (has(p + "target_ids")) {

@@ -28,7 +28,9 @@ Overrides parse_overrides(const std::vector<std::string>& arguments) {
     } else if (i + 1 < arguments.size() && !arguments[i + 1].starts_with("--")) {
       overrides.emplace_back(key, arguments[++i]);
     } else {
-      throw Error(ErrorCode::kUsage, argument, "has no value", "Write --" + key + "=value");
+      const bool is_setting = key.find('.') != std::string::npos;
+      throw Error(ErrorCode::kUsage, argument, is_setting ? "has no value" : "neither an option nor a setting",
+                  is_setting ? "Write --" + key + "=value" : "Settings are written --section.key=value");
     }
   }
   return overrides;

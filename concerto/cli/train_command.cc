@@ -1,8 +1,10 @@
 #include "concerto/cli/train_command.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -14,27 +16,36 @@
 namespace concerto {
 namespace {
 
-// A tokenizer with ids that the model has no row for would fail far from here. No tokenizer at all is fine: data may be packed elsewhere.
+// A tokenizer with ids that the model has no row for would fail far from here. No tokenizer at all is fine: data may be
+// packed elsewhere.
 std::unique_ptr<Tokenizer> load_tokenizer(const RunConfig& c) {
   const bool wanted = !c.data.tokenizer.empty() || !c.monitor.sample_prompt.empty();
   if (!wanted) return nullptr;
-  auto tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(c.data.tokenizer.empty() ? c.model.path : c.data.tokenizer));
+  auto tokenizer =
+      std::make_unique<Tokenizer>(Tokenizer::load(c.data.tokenizer.empty() ? c.model.path : c.data.tokenizer));
   if (tokenizer->vocab_size() > c.model.config.vocab_size)
-    throw Error(ErrorCode::kConfig, "model.vocab_size",
-                fmt::format("is {}, the tokenizer has ids up to {}", c.model.config.vocab_size, tokenizer->vocab_size() - 1),
-                fmt::format("Set it to at least {}.", tokenizer->vocab_size()));
+    throw Error(
+        ErrorCode::kConfig, "model.vocab_size",
+        fmt::format("is {}, the tokenizer has ids up to {}", c.model.config.vocab_size, tokenizer->vocab_size() - 1),
+        fmt::format("Set it to at least {}.", tokenizer->vocab_size()));
   return tokenizer;
 }
 
-void print_sample(Trainer& trainer, const RunConfig& c, const Tokenizer& tokenizer, const Backend& backend, ThreadPool& pool) {
+void print_sample(Trainer& trainer, const RunConfig& c, const Tokenizer& tokenizer, const Backend& backend,
+                  ThreadPool& pool) {
   const ModelConfig& m = c.model.config;
   const std::vector<int32_t> prompt = prompt_tokens(tokenizer, m, c.monitor.sample_prompt, false);
-  const int64_t capacity = static_cast<int64_t>(prompt.size()) + c.monitor.sample_tokens;
+  const int64_t capacity =
+      std::min(static_cast<int64_t>(prompt.size()) + c.monitor.sample_tokens, m.max_position_embeddings);
+  if (static_cast<int64_t>(prompt.size()) >= capacity)
+    return trainer.log("no sample: monitor.sample_prompt is longer than max_position_embeddings");
   const Stage stage(m, trainer.engine().store(), Recompute::kNone, capacity);
   InferenceSession session(stage, trainer.engine().store(), backend, pool, capacity, capacity);
   fmt::print("\nsample    {}", c.monitor.sample_prompt);
   generate_text(session, tokenizer, prompt, tokenizer.eos_id(),
-                {.max_tokens = c.monitor.sample_tokens, .stop = {}, .sampler = {.temperature = 0.7, .seed = static_cast<uint64_t>(c.run.seed)}},
+                {.max_tokens = c.monitor.sample_tokens,
+                 .stop = {},
+                 .sampler = {.temperature = 0.7, .seed = static_cast<uint64_t>(c.run.seed)}},
                 [](std::string_view text) {
                   fmt::print("{}", text);
                   std::fflush(stdout);
@@ -42,19 +53,33 @@ void print_sample(Trainer& trainer, const RunConfig& c, const Tokenizer& tokeniz
   fmt::print("\n");
 }
 
+void print_json(const RunSummary& s) {
+  nlohmann::json line{{"run_dir", s.run_dir},
+                      {"step", s.step},
+                      {"final_loss", s.final_loss},
+                      {"tokens", s.tokens},
+                      {"seconds", s.seconds},
+                      {"peak_bytes", s.memory.peak_bytes},
+                      {"predicted_peak_bytes", s.memory.predicted_peak_bytes()},
+                      {"stopped_by", s.stopped_by}};
+  line["best_valid_loss"] = s.best_valid_loss ? nlohmann::json(*s.best_valid_loss) : nlohmann::json();
+  fmt::print("{}\n", line.dump());
+}
+
 void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
   const RunConfig config = load_run_config(path, parse_overrides(rest));
+  ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
   const Backend& backend = backend_by_name(config.backend);
   ThreadPool pool(config.run.threads);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(config);
   Trainer trainer(config, backend, pool, detect_terminal(STDOUT_FILENO));
   const RunSummary s = trainer.run();
-  if (tokenizer && !config.monitor.sample_prompt.empty() && s.stopped_by.empty()) print_sample(trainer, config, *tokenizer, backend, pool);
-  if (!json) return;
-  nlohmann::json line{{"run_dir", s.run_dir}, {"step", s.step}, {"final_loss", s.final_loss}, {"tokens", s.tokens}, {"seconds", s.seconds},
-                      {"peak_bytes", s.memory.peak_bytes}, {"predicted_peak_bytes", s.memory.predicted_peak_bytes()}, {"stopped_by", s.stopped_by}};
-  line["best_valid_loss"] = s.best_valid_loss ? nlohmann::json(*s.best_valid_loss) : nlohmann::json();
-  fmt::print("{}\n", line.dump());
+  if (tokenizer && !config.monitor.sample_prompt.empty() && s.stopped_by.empty())
+    print_sample(trainer, config, *tokenizer, backend, pool);
+  if (json) print_json(s);
+  if (!s.unsaved.empty())
+    throw Error(ErrorCode::kIo, s.run_dir, s.unsaved,
+                "Free space, then run the same command: it goes on from the last checkpoint.");
 }
 
 }  // namespace
@@ -63,7 +88,8 @@ void add_train_command(CLI::App& app) {
   CLI::App* c = app.add_subcommand("train", "train a model as a config says");
   auto path = std::make_shared<std::string>();
   auto json = std::make_shared<bool>(false);
-  c->add_option("CONFIG", *path, "a YAML or JSON config; --section.key=value behind it overrides a setting")->required();
+  c->add_option("CONFIG", *path, "a YAML or JSON config; --section.key=value behind it overrides a setting")
+      ->required();
   c->add_flag("--json", *json, "print a last line with the result as one JSON object");
   c->allow_extras();
   c->callback([c, path, json] { run_train(*path, c->remaining(), *json); });

@@ -8,6 +8,7 @@
 
 #include "concerto/cli/backends.h"
 #include "concerto/cli/golden.h"
+#include "concerto/cli/option_checks.h"
 
 namespace concerto {
 namespace {
@@ -21,17 +22,28 @@ struct VerifyArguments {
 
 void print_json(const GoldenReport& r) {
   for (const GoldenLine& l : r.lines)
-    fmt::print("{}\n", nlohmann::json{{"name", l.name}, {"max", l.max}, {"l2", l.l2}, {"tolerance", {l.tolerance_max, l.tolerance_l2}}, {"ok", l.ok()}}.dump());
-  fmt::print("{}\n", nlohmann::json{{"ok", r.ok()}, {"compared", r.lines.size()}, {"fed", r.fed.size()}, {"unused", r.unused}, {"total", r.total}}.dump());
+    fmt::print("{}\n", nlohmann::json{{"name", l.name},
+                                      {"max", l.max},
+                                      {"l2", l.l2},
+                                      {"tolerance", {l.tolerance_max, l.tolerance_l2}},
+                                      {"ok", l.ok()}}
+                           .dump());
+  fmt::print(
+      "{}\n",
+      nlohmann::json{
+          {"ok", r.ok()}, {"compared", r.lines.size()}, {"fed", r.fed.size()}, {"unused", r.unused}, {"total", r.total}}
+          .dump());
 }
 
 void print_text(const GoldenReport& r, bool all) {
   fmt::print("{:<58} {:>9} {:>9} {:>9} {:>9}\n", "tensor", "max", "tol", "l2", "tol");
   for (const GoldenLine& l : r.lines)
     if (all || !l.ok())
-      fmt::print("{:<58} {:>9.2e} {:>9.0e} {:>9.2e} {:>9.0e}{}\n", l.name, l.max, l.tolerance_max, l.l2, l.tolerance_l2, l.ok() ? "" : "  FAIL");
+      fmt::print("{:<58} {:>9.2e} {:>9.0e} {:>9.2e} {:>9.0e}{}\n", l.name, l.max, l.tolerance_max, l.l2, l.tolerance_l2,
+                 l.ok() ? "" : "  FAIL");
   for (const std::string& name : r.unused) fmt::print("{:<58} neither fed nor compared  FAIL\n", name);
-  fmt::print("{}: {} tensors compared, {} fed, {} in the file\n", r.ok() ? "OK" : "FAIL", r.lines.size(), r.fed.size(), r.total);
+  fmt::print("{}: {} tensors compared, {} fed, {} in the file\n", r.ok() ? "OK" : "FAIL", r.lines.size(), r.fed.size(),
+             r.total);
 }
 
 void run_verify(const VerifyArguments& a) {
@@ -40,7 +52,9 @@ void run_verify(const VerifyArguments& a) {
   options.model_dir = a.model.empty() ? a.golden : a.model;
   options.golden_dir = a.golden;
   options.schedule = a.schedule;
-  options.recompute = a.recompute == "full" ? Recompute::kFull : a.recompute == "selective" ? Recompute::kSelective : Recompute::kNone;
+  options.recompute = a.recompute == "full"        ? Recompute::kFull
+                      : a.recompute == "selective" ? Recompute::kSelective
+                                                   : Recompute::kNone;
   options.micro_batches = a.micro_batches;
   const GoldenReport report = verify_golden(options, backend_by_name(a.backend), pool);
   if (a.json)
@@ -50,7 +64,8 @@ void run_verify(const VerifyArguments& a) {
   if (!report.ok()) {
     int64_t bad = static_cast<int64_t>(report.unused.size());
     for (const GoldenLine& l : report.lines) bad += !l.ok();
-    throw Error(ErrorCode::kNumeric, a.golden, fmt::format("{} of {} tensors do not agree with the reference", bad, report.total));
+    throw Error(ErrorCode::kNumeric, a.golden,
+                fmt::format("{} of {} tensors do not agree with the reference", bad, report.total));
   }
 }
 
@@ -62,14 +77,17 @@ void add_verify_command(CLI::App& app) {
   c->add_option("--golden", a->golden, "folder with golden.safetensors and case.json")->required();
   c->add_option("--model", a->model, "model folder (default: the golden folder)");
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
-  c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")->check(CLI::IsMember({"1f1b", "zero_bubble"}))->capture_default_str();
+  c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")
+      ->check(CLI::IsMember({"1f1b", "zero_bubble"}))
+      ->capture_default_str();
   c->add_option("--recompute", a->recompute, "none | selective | full")
       ->check(CLI::IsMember({"none", "selective", "full"}))
       ->capture_default_str();
   c->add_option("--micro-batches", a->micro_batches, "1, or 2: one a row (without aux loss the numbers are the same)")
-      ->check(CLI::Range(1, 2))
+      ->check(whole_number(1, 2))
       ->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads (default: OMP_NUM_THREADS, else all processors)");
+  c->add_option("--threads", a->threads, "compute threads (default: OMP_NUM_THREADS, else all processors)")
+      ->check(whole_number(0, kMostThreads));
   c->add_flag("--all", a->all, "print every tensor, not only those that fail");
   c->add_flag("--json", a->json, "one JSON object a line");
   c->callback([a] { run_verify(*a); });

@@ -109,6 +109,42 @@ TEST(GoldenCaseFile, FaultsAreNamed) {
   EXPECT_NE(case_fault("\"steps\": 20", "\"steps\": 21").find("wanted"), std::string::npos);
 }
 
+// Ids and positions of a file go to kernels that trust them.
+TEST(GoldenCaseFile, IdsOutsideTheVocabularyAreRefused) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::temp_directory_path() / fmt::format("concerto-ids-{}", getpid());
+  ThreadPool pool(1);
+  const std::pair<const char*, const char*> tensors[] = {{"moe-packed", "input_ids"},
+                                                         {"moe-packed", "labels"},
+                                                         {"moe-packed", "position_ids"},
+                                                         {"moe-packed", "train.input_ids"},
+                                                         {"moe-tiny", "generate.prompt_ids"}};
+  for (const auto& [from, name] : tensors) {
+    fs::remove_all(dir);
+    fs::copy(fs::path("tests/golden") / from, dir);
+    fs::permissions(dir / "golden.safetensors", fs::perms::owner_all);
+    int64_t at = 0;
+    {
+      const SafetensorsFile file((dir / "golden.safetensors").string());
+      at = file.require(name).data - file.entries().front().data + file.bytes();
+      for (const SafetensorsEntry& e : file.entries()) at -= e.bytes;
+    }
+    const int64_t bad = 1 << 30;
+    std::fstream out(dir / "golden.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    out.seekp(at);
+    out.write(reinterpret_cast<const char*>(&bad), 8);
+    out.close();
+    try {
+      verify_golden({.model_dir = dir.string(), .golden_dir = dir.string()}, backend_by_name("ref"), pool);
+      ADD_FAILURE() << name;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.where, name);
+      EXPECT_NE(std::string(e.what()).find("1073741824"), std::string::npos) << e.what();
+    }
+  }
+  fs::remove_all(dir);
+}
+
 // A comparison that cannot fail is worth nothing: one flipped weight must be seen.
 TEST(GoldenFlip, OneFlippedWeightIsSeen) {
   namespace fs = std::filesystem;
