@@ -38,6 +38,10 @@ bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string("/\0", 2)) == std::string::npos;
 }
 
+std::string faults_text(const std::vector<std::string>& faults) {
+  return fmt::format("{} fault{}", faults.size(), faults.size() == 1 ? "" : "s");
+}
+
 std::string listing(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += "\n  " + line;
@@ -88,7 +92,8 @@ void HfWeights::open_sharded(const std::string& index_path) {
   }
   if (!faults.empty())
     throw Error(ErrorCode::kModel, index_path,
-                fmt::format("does not match its shards ({} faults):{}", faults.size(), listing(faults)));
+                fmt::format("does not match its shards ({}):{}", faults_text(faults), listing(faults)),
+                "\nCopy or download the folder again.");
 }
 
 const SafetensorsEntry* HfWeights::find(const std::string& name) const {
@@ -154,7 +159,8 @@ std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
   faults.insert(faults.end(), extra.begin(), extra.end());
   if (!faults.empty())
     throw Error(ErrorCode::kModel, dir_,
-                fmt::format("the weights do not fit config.json ({} faults):{}", faults.size(), listing(faults)));
+                fmt::format("the weights do not fit config.json ({}):{}", faults_text(faults), listing(faults)),
+                "\nUse the config.json that belongs to the weights, or download the folder again.");
   return notes;
 }
 

@@ -25,7 +25,8 @@ constexpr NamedType kTypes[] = {{"F32", DType::kF32}, {"BF16", DType::kBF16}, {"
                                 {"U8", DType::kU8},   {"BOOL", DType::kU8}};
 
 [[noreturn]] void fail(const std::string& file, const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kModel, file + (name.empty() ? "" : ": tensor " + json_quote(name)), what);
+  throw Error(ErrorCode::kModel, file + (name.empty() ? "" : ": tensor " + json_quote(name)), what,
+              "Copy or download the file again, or name another.");
 }
 
 std::optional<uint64_t> unsigned_value(const json& value) {
