@@ -37,6 +37,7 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
   CHECK(options.max_tokens > 0 && options.slots > 0);
   check_backend(backend, store.compute());
   if (options_.max_docs == 0) options_.max_docs = options_.max_tokens;
+  if (options_.usual_docs == 0) options_.usual_docs = options_.max_docs;
   context_ = {.backend = &backend, .pool = &pool, .scratch = &arenas_->scratch};
   const ModelConfig& c = stage.config();
   const int64_t experts = c.moe_num_experts,
@@ -77,24 +78,32 @@ MemoryPlan Executor::plan(const Stage& stage, ParameterStore& store, const Backe
 }
 
 // Runs one micro-batch of the largest size on counting arenas: forward only, and (training) forward and backward.
+void Executor::dry_run(Slot& slot, int64_t docs) {
+  set_tokens(slot, nullptr, docs);
+  forward_only(slot);
+  if (!options_.train) return;
+  forward(slot);
+  if (options_.split) {
+    backward_input(slot);
+    backward_weight(slot);
+  } else {
+    backward(slot);
+  }
+}
+
+// Attention pads every document to whole tiles, so a micro-batch of one-token documents wants scratch many times that
+// of a usual one. There is room for it, but room that is never touched takes no memory: the total counts usual
+// documents.
 void Executor::plan_memory() {
   Slot& slot = *slots_[0];
   slot_of_.assign(1, -1);
+  const Arenas& a = *arenas_;
   const Context real = context_;
   context_.dry_run = true;
-  set_tokens(slot, nullptr);
-  forward_only(slot);
-  if (options_.train) {
-    forward(slot);
-    if (options_.split) {
-      backward_input(slot);
-      backward_weight(slot);
-    } else {
-      backward(slot);
-    }
-  }
+  dry_run(slot, options_.usual_docs);
+  const int64_t usual_scratch = a.scratch.high_water();
+  dry_run(slot, options_.max_docs);
   context_ = real;
-  const Arenas& a = *arenas_;
   // Kernels may round their scratch differently for smaller micro-batches.
   constexpr int64_t kScratchSlack = 1 << 20;
   memory_.keep = slot.keep.high_water();
@@ -103,11 +112,11 @@ void Executor::plan_memory() {
   memory_.temporary = a.temporary.high_water();
   memory_.scratch = a.scratch.high_water() + kScratchSlack;
   memory_.total = options_.slots * memory_.keep + (options_.split ? options_.slots : 1) * memory_.backward +
-                  memory_.temporary + a.scratch.high_water();
+                  memory_.temporary + usual_scratch;
   if (options_.split) memory_.total += a.gradients[0].high_water() + a.gradients[1].high_water();
 }
 
-void Executor::set_tokens(Slot& slot, const MicroBatch* b) {
+void Executor::set_tokens(Slot& slot, const MicroBatch* b, int64_t planned_docs) {
   const int64_t tokens = b ? b->tokens() : options_.max_tokens;
   const int64_t depth = stage_.config().num_nextn_predict_layers;
   CHECK(tokens <= options_.max_tokens, "{} tokens in a micro-batch, planned for {}", tokens, options_.max_tokens);
@@ -123,7 +132,7 @@ void Executor::set_tokens(Slot& slot, const MicroBatch* b) {
   t.ids = view(b ? b->token_ids : nothing, {tokens});
   t.positions = view(b ? b->positions : nothing, {tokens});
   if (!b || !b->targets.empty()) t.targets = view(b ? b->targets : nothing, {tokens});
-  const int64_t offsets = b ? static_cast<int64_t>(b->doc_offsets.size()) : options_.max_docs + 1;
+  const int64_t offsets = b ? static_cast<int64_t>(b->doc_offsets.size()) : planned_docs + 1;
   t.doc_offsets = view(b ? b->doc_offsets : nothing, {offsets});
   if (depth > 0 && (!b || !b->mtp_token_ids.empty())) {
     t.mtp_ids = view(b ? b->mtp_token_ids : nothing, {depth, tokens});

@@ -17,7 +17,8 @@ namespace concerto {
 
 struct ExecutorOptions {
   int64_t max_tokens = 0;  // of one micro-batch
-  int64_t max_docs = 0;    // documents of one micro-batch; 0: as many as tokens
+  int64_t max_docs = 0;    // documents of one micro-batch that there is room for; 0: as many as tokens
+  int64_t usual_docs = 0;  // documents that the predicted memory counts on; 0: max_docs
   bool train = true;       // false: forward only
   bool split = false;      // schedules with B and W apart
   int64_t slots = 1;       // micro-batches in flight
@@ -43,8 +44,8 @@ struct MemoryPlan {
   int64_t keep = 0;       // a slot: activations from forward to backward
   int64_t backward = 0;   // gradients of activations: two recycled arenas, or (split) one a slot
   int64_t temporary = 0;  // recompute
-  int64_t scratch = 0;
-  int64_t total = 0;
+  int64_t scratch = 0;    // room for max_docs; only what is touched takes memory
+  int64_t total = 0;      // what a step touches, with usual_docs
 };
 
 class Executor {
@@ -75,8 +76,9 @@ class Executor {
   struct Arenas;
 
   void plan_memory();
+  void dry_run(Slot& slot, int64_t docs);
   void begin_output(std::span<const MicroBatch> micro_batches, StepOutput& output);
-  void set_tokens(Slot& slot, const MicroBatch* micro_batch);
+  void set_tokens(Slot& slot, const MicroBatch* micro_batch, int64_t planned_docs = 0);
   SegmentContext segment_context(Slot& slot, bool training);
   void forward(Slot& slot);
   void forward_only(Slot& slot);

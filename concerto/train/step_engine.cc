@@ -1,10 +1,13 @@
+#include <cmath>
+
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/optim/lr_schedule.h"
 #include "concerto/train/trainer.h"
 
 namespace concerto {
 
-StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, bool poison)
+StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, double docs_per_row,
+                       bool poison)
     : config_(config), pool_(pool) {
   const ModelConfig& model = config.model.config;
   const TrainingSection& t = config.training;
@@ -15,17 +18,20 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
   schedule_ = build_schedule(config.parallel.schedule, (t.global_batch_size + rows - 1) / rows);
   validate_schedule(schedule_);
-  executor_ = std::make_unique<Executor>(*stage_, *store_, backend, pool,
-                                         ExecutorOptions{.max_tokens = rows * t.seq_length,
-                                                         .split = schedule_.split,
-                                                         .slots = schedule_.slots,
-                                                         .loss_average = t.loss_average,
-                                                         .poison = poison});
+  executor_ =
+      std::make_unique<Executor>(*stage_, *store_, backend, pool,
+                                 ExecutorOptions{.max_tokens = rows * t.seq_length,
+                                                 .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
+                                                 .split = schedule_.split,
+                                                 .slots = schedule_.slots,
+                                                 .loss_average = t.loss_average,
+                                                 .poison = poison});
   optimizer_ = std::make_unique<Optimizer>(*store_, config.optimizer);
   predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes();
 }
 
-void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report, std::string& why) {
+void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
+                      std::string& why) {
   const ModelConfig& model = config_.model.config;
   store_->zero_gradients(pool_);
   executor_->run(schedule_, micro_batches, output_);
@@ -38,7 +44,8 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
   report.mtp_losses.resize(static_cast<size_t>(depth));
   for (int64_t m = 0; m < depth; ++m) {
     report.mtp_losses[static_cast<size_t>(m)] = output_.loss(static_cast<int>(m) + 1);
-    report.total_loss += model.mtp_loss_scaling_factor / static_cast<double>(depth) * output_.loss(static_cast<int>(m) + 1);
+    report.total_loss +=
+        model.mtp_loss_scaling_factor / static_cast<double>(depth) * output_.loss(static_cast<int>(m) + 1);
   }
   report.lr = learning_rate(config_.optimizer, config_.training.steps, step);
   report.tokens = output_.tokens;

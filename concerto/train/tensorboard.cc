@@ -68,6 +68,8 @@ void put_bytes(std::string& out, uint32_t field, std::string_view bytes) {
   out.append(bytes);
 }
 
+constexpr size_t kLongestHead = 48;  // wall time, the longest step, a length, the frame
+
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -106,7 +108,6 @@ EventWriter::EventWriter(const std::string& run_dir, int64_t resume_step, Warn w
 }
 
 void EventWriter::append_event(int64_t step, uint32_t field, std::string_view payload) {
-  constexpr size_t kLongestHead = 48;  // wall time, the longest step, a length, the frame
   event_.reserve(payload.size() + kLongestHead);
   record_.reserve(payload.size() + 2 * kLongestHead);
   event_.clear();
@@ -172,6 +173,16 @@ void EventWriter::name_layers(const StepReport& report) {
   }
   while (mtp_tags_.size() < report.mtp_losses.size())
     mtp_tags_.push_back(fmt::format("train/mtp_loss_{}", mtp_tags_.size()));
+  // Room for the longest record at once: the first histogram comes many steps later, and a steady step allocates
+  // nothing.
+  constexpr size_t kValue = 128;  // more than the tag, keys, lengths and single numbers of a value
+  const size_t experts = report.tokens_per_expert.empty() ? 0 : report.tokens_per_expert[0].size();
+  const size_t histogram = kValue + 2 * sizeof(double) * experts, scalars = 8 + mtp_tags_.size() + layers_.size();
+  histogram_.reserve(histogram);
+  value_.reserve(kValue + histogram);
+  summary_.reserve(scalars * kValue + layers_.size() * (2 * kValue + histogram));
+  event_.reserve(summary_.capacity() + kLongestHead);
+  record_.reserve(summary_.capacity() + 2 * kLongestHead);
 }
 
 void EventWriter::write(const StepReport& r) {

@@ -34,14 +34,15 @@ BatchSourceOptions train_source_options(const RunConfig& config) { return source
 
 Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style)
     : config_((check_trainable(config), config)),
-      baseline_bytes_(read_process_memory().rss_bytes),
       start_time_(now()),
       folder_(config_),
       progress_({.style = style, .log_every_steps = config_.monitor.log_every_steps}),
+      before_data_bytes_(read_process_memory().rss_bytes),
       source_(train_source_options(config_)),
-      engine_(config_, backend, pool),
+      valid_(config_.data.valid.empty() ? nullptr : std::make_unique<BatchSource>(source_options(config_, true))),
+      baseline_bytes_(read_process_memory().rss_bytes),
+      engine_(config_, backend, pool, docs_per_row()),
       guard_(config_.training.spike_factor) {
-  if (!config_.data.valid.empty()) valid_ = std::make_unique<BatchSource>(source_options(config_, true));
   for (const std::string& note : folder_.notes()) progress_.log("passed over " + note);
   if (folder_.resume_path().empty()) {
     if (config_.model.init == InitFrom::kPretrained)
@@ -55,6 +56,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
+  predicted_bytes_ = engine_.predicted_bytes() + data_bytes_to_map();
   folder_.write_config(config_);
   describe();
 
@@ -95,18 +97,35 @@ void Trainer::resume() {
   progress_.log(fmt::format("going on from {} (step {})", folder_.resume_path(), step_));
 }
 
-// The cheap upper bound of what reading maps: the run's own tokens, or all of the files.
-int64_t Trainer::mapped_data_bytes() const {
-  int64_t files = 0;
-  for (const DataSource& s : config_.data.train) {
-    std::error_code ignored;
-    for (const char* end : {".bin", ".idx", ".lsm"}) {
-      const auto size = std::filesystem::file_size(s.path + end, ignored);
-      if (!ignored) files += static_cast<int64_t>(size);
-    }
+// Of the mixed sources. A row may begin and end inside a document, hence the one more.
+double Trainer::docs_per_row() const {
+  if (!config_.data.document_mask) return 1;
+  double docs = 0, weights = 0;
+  for (size_t i = 0; i < source_.sources().size(); ++i) {
+    const SourceInfo& s = source_.sources()[i];
+    const double weight = config_.data.train[i].weight;
+    docs += weight * (1 + static_cast<double>(s.documents) / static_cast<double>(s.rows));
+    weights += weight;
   }
+  return std::min(docs / weights, static_cast<double>(config_.training.seq_length));
+}
+
+// What reading the data will still map: opening it has mapped small files whole, to check them. A row's tokens stand
+// anywhere in a large file, and the kernel maps some pages around each.
+int64_t Trainer::data_bytes_to_map() const {
+  constexpr int64_t kAroundFault = 64 << 10;
+  int64_t files = 0;
+  for (const auto* sources : {&config_.data.train, &config_.data.valid})
+    for (const DataSource& s : *sources) {
+      std::error_code ignored;
+      for (const char* end : {".bin", ".idx", ".lsm"}) {
+        const auto size = std::filesystem::file_size(s.path + end, ignored);
+        if (!ignored) files += static_cast<int64_t>(size);
+      }
+    }
   const TrainingSection& t = config_.training;
-  return std::min(files, t.steps * t.global_batch_size * (t.seq_length + 1) * 4);
+  const int64_t left = std::max<int64_t>(0, files - (baseline_bytes_ - before_data_bytes_));
+  return std::min(left, (t.steps - step_) * t.global_batch_size * (t.seq_length * 4 + kAroundFault));
 }
 
 void Trainer::describe() {
@@ -119,7 +138,7 @@ void Trainer::describe() {
     if (s.dropped_documents > 0)
       progress_.log(fmt::format("data      {}: {} records are longer than training.seq_length and left out", s.path, s.dropped_documents));
   }
-  progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + engine_.predicted_bytes() + mapped_data_bytes())));
+  progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + predicted_bytes_)));
   const TrainingSection& t = config_.training;
   progress_.log(fmt::format("run       {}: steps {} to {}, {} tokens a step", folder_.dir(), step_ + 1, t.steps,
                             format_count(static_cast<double>(t.global_batch_size * t.seq_length))));
@@ -279,7 +298,7 @@ void Trainer::finish(RunSummary& s) {
   s.skipped_steps = skipped_;
   s.unsaved = unsaved_;
   s.memory = {.baseline_bytes = baseline_bytes_,
-              .predicted_bytes = engine_.predicted_bytes() + mapped_data_bytes(),
+              .predicted_bytes = predicted_bytes_,
               .peak_bytes = read_process_memory().peak_bytes};
   s.outputs = find_outputs(dir);
   const TerminalStyle style = detect_terminal(STDOUT_FILENO);

@@ -27,7 +27,8 @@ BatchSourceOptions train_source_options(const RunConfig& config);
 // Everything that a step needs, and nothing of files: model, store, executor, optimizer. `train`, `bench step` and tests step the same object.
 class StepEngine {
  public:
-  StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, bool poison = false);
+  // `docs_per_row`: documents of a usual row, which the predicted memory counts on.
+  StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, double docs_per_row = 1, bool poison = false);
 
   // Forward, backward, norm, clipping and update on `micro_batches`. Fills the numbers of `report` (not its times); a step that `guard` (may be
   // null) finds bad changes no weight and is marked skipped; `why` then says why.
@@ -73,16 +74,19 @@ class Trainer {
   bool should_save() const;
   void save();
   void finish(RunSummary& summary);
-  int64_t mapped_data_bytes() const;
+  double docs_per_row() const;
+  int64_t data_bytes_to_map() const;
 
   RunConfig config_;
-  int64_t baseline_bytes_;
   double start_time_;
   RunFolder folder_;
   Progress progress_;
+  int64_t before_data_bytes_;  // resident
   BatchSource source_;
-  std::unique_ptr<BatchSource> valid_;
+  std::unique_ptr<BatchSource> valid_;  // null: no validation data
+  int64_t baseline_bytes_;              // resident with the data open, before the engine
   StepEngine engine_;
+  int64_t predicted_bytes_ = 0;  // what the run will add to the baseline
   LossGuard guard_;
   int64_t step_ = 0, first_step_ = 1;  // steps done; first of this process
   CheckpointMeta meta_;

@@ -45,7 +45,7 @@ RunConfig run_config(const ModelConfig& model, const Options& o) {
 Trajectory train(const ModelConfig& model, const Options& o) {
   const RunConfig config = run_config(model, o);
   ThreadPool pool(o.threads);
-  StepEngine engine(config, backend_by_name(o.backend), pool, o.poison);
+  StepEngine engine(config, backend_by_name(o.backend), pool, 1, o.poison);
   fill_random(engine.store(), 11);
   Trajectory t;
   StepReport report;
@@ -413,7 +413,7 @@ TEST(Ties, RecomputeKeepsTheChoices) {
     ModelConfig model = moe_with_mtp();
     const RunConfig config = run_config(model, {.dtype = dtype, .recompute = recompute});
     ThreadPool pool(1);
-    StepEngine engine(config, backend_by_name(backend), pool, true);
+    StepEngine engine(config, backend_by_name(backend), pool, 1, true);
     ParameterStore& store = engine.store();
     fill_random(store, 11);
     for (int i = 0; i < store.size(); ++i) {

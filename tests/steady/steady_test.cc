@@ -1,0 +1,168 @@
+// A run that has started neither allocates nor grows, and takes the memory that it said it would.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "concerto/base/rng.h"
+#include "concerto/cli/backends.h"
+#include "concerto/data/indexed_dataset.h"
+#include "concerto/train/allocation_guard.h"
+#include "concerto/train/memory_report.h"
+#include "tests/support/tiny_training.h"
+
+namespace concerto::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // the sanitizer's own memory is in the numbers
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// Looks at the process in the midst of a run, from a backend whose AdamW sees steps go by. Kernels are plain functions,
+// so what it keeps is global.
+OptimizerKernels plain;
+int64_t first_step, last_step, allocations, first_rss, last_rss;
+std::optional<AllocationGuard> guard;
+std::string stack;
+
+// 1 - beta2^t tells the step, up to some six hundred.
+int64_t step_of(const AdamStep& a) { return std::llround(std::log(1 - a.c2) / std::log(a.beta2)); }
+
+void adamw_with_a_look(const Context& ctx, const AdamStep& args) {
+  const int64_t step = step_of(args);
+  if (step == first_step && !guard) {
+    first_rss = read_process_memory().rss_bytes;
+    AllocationGuard::reset();
+    guard.emplace();
+  } else if (step == last_step && guard) {
+    allocations = AllocationGuard::count();
+    stack = AllocationGuard::first_stack();
+    guard.reset();
+    last_rss = read_process_memory().rss_bytes;
+  }
+  plain.adamw(ctx, args);
+}
+
+void run_with_looks(RunConfig config, int64_t first, int64_t last, int threads) {
+  Backend backend = backend_by_name("cpu");
+  plain = backend.optimizer;
+  backend.optimizer.adamw = adamw_with_a_look;
+  first_step = first;
+  last_step = last;
+  allocations = -1;
+  guard.reset();
+  ThreadPool pool(threads);
+  Trainer trainer(config, backend, pool, {});
+  trainer.run();
+}
+
+TEST(Steady, ARunningStepAllocatesNothing) {
+  for (const char* dtype : {"bf16", "f32"}) {
+    const Workplace work;
+    work.write_data("train", 60, 1);
+    RunConfig c = tiny_run_config(work);
+    c.data.valid.clear();
+    c.training.dtype = dtype;
+    c.training.steps = 14;
+    c.checkpoint.every_steps = 0;
+    c.checkpoint.export_model = false;
+    c.monitor.log_every_steps = 1;
+    run_with_looks(c, 3, 13, 2);  // from the update of step 3 on: metrics, TensorBoard, the next batch, the step
+    EXPECT_EQ(allocations, 0) << stack;
+  }
+}
+
+TEST(Steady, FiveHundredStepsGrowByLessThanAMegabyte) {
+  if (kSanitized) GTEST_SKIP() << "not under a sanitizer";
+  const Workplace work;
+  work.write_data("train", 60, 1);  // some thirty epochs
+  RunConfig c = tiny_run_config(work);
+  c.data.valid.clear();
+  c.training.dtype = "bf16";
+  c.training.steps = 521;
+  c.checkpoint.every_steps = 0;
+  run_with_looks(c, 20, 520, 1);
+  EXPECT_EQ(allocations, 0) << stack;
+  EXPECT_LT(last_rss - first_rss, 1 << 20) << first_rss << " to " << last_rss;
+}
+
+// ---- Prediction.
+
+struct Shape {
+  const char* name;
+  const char* dtype;
+  bool moe;
+  const char* schedule;
+  Recompute recompute;
+  int document_tokens;
+};
+void PrintTo(const Shape& s, std::ostream* out) { *out << s.name; }
+
+class Memory : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(Memory, IsWhatWasPredicted) {
+  if (kSanitized) GTEST_SKIP() << "not under a sanitizer";
+  const Shape& shape = GetParam();
+  const Workplace work;
+  RunConfig c = tiny_run_config(work);
+  ModelConfig& m = c.model.config;
+  if (!shape.moe) m = tiny_dense();
+  m.vocab_size = 6000;
+  m.hidden_size = 256;
+  m.intermediate_size = 640;
+  m.num_attention_heads = 8;
+  m.num_key_value_heads = 4;
+  m.head_dim = 32;
+  m.moe_num_experts = 16;
+  m.moe_k = 2;
+  m.moe_intermediate_size = 128;
+  m.num_hidden_layers = 4;
+  {
+    const Rng rng(1, "documents");
+    IndexedDatasetWriter writer(work / "train", m.vocab_size, false);
+    uint64_t at = 0;
+    for (int64_t tokens = 0; tokens < 40000;) {
+      std::vector<int32_t> ids(1 + rng.below(at++, static_cast<uint64_t>(2 * shape.document_tokens)));
+      for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(at++, static_cast<uint64_t>(m.vocab_size)));
+      tokens += static_cast<int64_t>(ids.size());
+      writer.add_document(ids);
+    }
+    writer.finish();
+  }
+  c.data.valid = c.data.train;
+  c.training.dtype = shape.dtype;
+  c.training.steps = 2;
+  c.training.seq_length = 256;
+  c.training.global_batch_size = 4;
+  c.training.micro_batch_size = 4;
+  c.training.eval_batches = 1;
+  c.checkpoint.every_steps = 1;
+  c.parallel.schedule = shape.schedule;
+  c.parallel.recompute = shape.recompute;
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak of this test, not of those before it
+  const RunSummary s = train(c, 2);
+  EXPECT_GT(s.memory.predicted_bytes, 100 << 20);
+  EXPECT_LT(std::abs(s.memory.error()), 0.1) << format_memory_report(s.memory);
+  if (std::string(shape.name) != "bf16_moe") return;
+  // A run that goes on from a checkpoint reads all of it first.
+  std::filesystem::remove_all(checkpoint_path(c.run.dir, 2));
+  std::ofstream("/proc/self/clear_refs") << "5";
+  const RunSummary resumed = train(c, 2);
+  EXPECT_EQ(resumed.first_step, 2);
+  EXPECT_LT(std::abs(resumed.memory.error()), 0.1) << format_memory_report(resumed.memory);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Memory,
+    ::testing::Values(Shape{"bf16_moe", "bf16", true, "1f1b", Recompute::kNone, 200},
+                      Shape{"f32_moe_short_documents", "f32", true, "1f1b", Recompute::kSelective, 12},
+                      Shape{"f32_dense_split", "f32", false, "zero_bubble", Recompute::kNone, 500},
+                      Shape{"bf16_moe_split_full", "bf16", true, "zero_bubble", Recompute::kFull, 60}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace concerto::test
