@@ -12,7 +12,8 @@ class SpecList {
   explicit SpecList(const ModelConfig& config) : c_(config) {}
 
   void add(std::string name, Shape shape, TensorRole role, int layer = -1, int expert = -1, int fused = -1) {
-    TensorSpec s{.name = std::move(name), .shape = shape, .role = role, .layer = layer, .expert = expert, .fused = fused};
+    TensorSpec s{
+        .name = std::move(name), .shape = shape, .role = role, .layer = layer, .expert = expert, .fused = fused};
     s.keep_f32 = role == TensorRole::kRouter || role == TensorRole::kCorrectionBias;
     s.trainable = role != TensorRole::kCorrectionBias;
     s.shard = shard_axis(role);
@@ -20,7 +21,8 @@ class SpecList {
   }
 
   void attention(const std::string& prefix, int layer) {
-    const int64_t h = c_.hidden_size, q = c_.num_attention_heads * c_.head_dim, kv = c_.num_key_value_heads * c_.head_dim;
+    const int64_t h = c_.hidden_size, q = c_.num_attention_heads * c_.head_dim,
+                  kv = c_.num_key_value_heads * c_.head_dim;
     add(prefix + "input_layernorm.weight", {h}, TensorRole::kNorm, layer);
     const std::string a = prefix + "self_attn.";
     const int weights = next_fused_++;
@@ -65,7 +67,8 @@ class SpecList {
       add(p + "up_proj.weight", {f, h}, TensorRole::kExpertIn, layer, e, in);
     }
     for (int e = 0; e < experts; ++e)
-      add(prefix + "experts." + std::to_string(e) + ".down_proj.weight", {h, f}, TensorRole::kExpertDown, layer, e, down);
+      add(prefix + "experts." + std::to_string(e) + ".down_proj.weight", {h, f}, TensorRole::kExpertDown, layer, e,
+          down);
     if (c_.moe_num_shared_experts > 0) mlp(prefix + "shared_experts.", c_.shared_intermediate_size(), layer, true);
   }
 
@@ -75,16 +78,20 @@ class SpecList {
   static ShardAxis shard_axis(TensorRole role) {
     switch (role) {
       case TensorRole::kEmbedding:
-      case TensorRole::kHead: return ShardAxis::kVocab;
+      case TensorRole::kHead:
+        return ShardAxis::kVocab;
       case TensorRole::kAttentionIn:
       case TensorRole::kMlpIn:
       case TensorRole::kSharedIn:
-      case TensorRole::kExpertIn: return ShardAxis::kColumn;
+      case TensorRole::kExpertIn:
+        return ShardAxis::kColumn;
       case TensorRole::kAttentionOut:
       case TensorRole::kMlpDown:
       case TensorRole::kSharedDown:
-      case TensorRole::kExpertDown: return ShardAxis::kRow;
-      default: return ShardAxis::kReplicated;
+      case TensorRole::kExpertDown:
+        return ShardAxis::kRow;
+      default:
+        return ShardAxis::kReplicated;
     }
   }
 
@@ -116,7 +123,8 @@ std::vector<TensorSpec> tensor_specs(const ModelConfig& c) {
     const int layer = static_cast<int>(c.num_hidden_layers + m);
     list.add("model.mtp_emb_norm." + depth + ".weight", {c.hidden_size}, TensorRole::kNorm, layer);
     list.add("model.mtp_hidden_norm." + depth + ".weight", {c.hidden_size}, TensorRole::kNorm, layer);
-    list.add("model.mtp_linear_proj." + depth + ".weight", {c.hidden_size, 2 * c.hidden_size}, TensorRole::kMtpProjection, layer);
+    list.add("model.mtp_linear_proj." + depth + ".weight", {c.hidden_size, 2 * c.hidden_size},
+             TensorRole::kMtpProjection, layer);
     if (c.use_bias) list.add("model.mtp_linear_proj." + depth + ".bias", {c.hidden_size}, TensorRole::kBias, layer);
     const std::string prefix = "model.mtp_block." + depth + ".";
     list.attention(prefix, layer);
@@ -135,7 +143,8 @@ int64_t active_parameter_count(const ModelConfig& c) {
   int64_t n = c.tie_word_embeddings ? c.vocab_size * c.hidden_size : 0;
   for (const TensorSpec& s : tensor_specs(c)) {
     if (!s.trainable || s.role == TensorRole::kEmbedding) continue;
-    if (s.expert < 0 || s.expert < c.moe_k) n += s.shape.elements();  // every expert has one shape: any k stand for the chosen
+    if (s.expert < 0 || s.expert < c.moe_k)
+      n += s.shape.elements();  // every expert has one shape: any k stand for the chosen
   }
   return n;
 }
@@ -150,7 +159,8 @@ double init_std(const ModelConfig& c, const TensorSpec& s, Init method) {
   if (s.role == TensorRole::kNorm || s.role == TensorRole::kBias || s.role == TensorRole::kCorrectionBias) return 0;
   if (method == Init::kHuggingFace) return c.initializer_range;
   const double base = std::sqrt(0.3333 / static_cast<double>(c.hidden_size));
-  const bool output = s.role == TensorRole::kAttentionOut || s.role == TensorRole::kMlpDown || s.role == TensorRole::kExpertDown;
+  const bool output =
+      s.role == TensorRole::kAttentionOut || s.role == TensorRole::kMlpDown || s.role == TensorRole::kExpertDown;
   return output ? base / std::sqrt(2.0 * static_cast<double>(c.num_hidden_layers)) : base;
 }
 

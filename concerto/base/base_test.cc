@@ -46,7 +46,8 @@ TEST(Error, CheckThrowsBugWithValuesAndThePathInTheProject) {
 }
 
 TEST(Rng, PhiloxKnownAnswer) {  // test vectors of the Random123 distribution
-  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
+            (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
 }
 
 TEST(Rng, NormalHasUnitVariance) {
@@ -83,9 +84,14 @@ TEST(ThreadPool, NestedCallsRunInline) {
 
 TEST(ThreadPool, ExceptionReachesTheCaller) {
   ThreadPool pool(2);
-  EXPECT_THROW(pool.run([](int t) { if (t == 1) throw Error(ErrorCode::kIo, "x", "y"); }), Error);
+  EXPECT_THROW(pool.run([](int t) {
+    if (t == 1) throw Error(ErrorCode::kIo, "x", "y");
+  }),
+               Error);
   int calls = 0;
-  pool.run([&](int t) { if (t == 0) ++calls; });
+  pool.run([&](int t) {
+    if (t == 0) ++calls;
+  });
   EXPECT_EQ(calls, 1);
 }
 

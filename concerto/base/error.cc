@@ -6,16 +6,26 @@ namespace concerto {
 
 const char* error_code_name(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kUsage: return "usage";
-    case ErrorCode::kConfig: return "config";
-    case ErrorCode::kData: return "data";
-    case ErrorCode::kModel: return "model";
-    case ErrorCode::kCheckpoint: return "checkpoint";
-    case ErrorCode::kIo: return "io";
-    case ErrorCode::kNumeric: return "numeric";
-    case ErrorCode::kMemory: return "memory";
-    case ErrorCode::kComm: return "comm";
-    case ErrorCode::kUnsupported: return "unsupported";
+    case ErrorCode::kUsage:
+      return "usage";
+    case ErrorCode::kConfig:
+      return "config";
+    case ErrorCode::kData:
+      return "data";
+    case ErrorCode::kModel:
+      return "model";
+    case ErrorCode::kCheckpoint:
+      return "checkpoint";
+    case ErrorCode::kIo:
+      return "io";
+    case ErrorCode::kNumeric:
+      return "numeric";
+    case ErrorCode::kMemory:
+      return "memory";
+    case ErrorCode::kComm:
+      return "comm";
+    case ErrorCode::kUnsupported:
+      return "unsupported";
   }
   return "unknown";
 }

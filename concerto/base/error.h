@@ -1,5 +1,5 @@
-// The two kinds of exception of Concerto. `Error`: the world is wrong (config, data, files, memory, numbers); it says what, where and
-// how to mend it, and maps to an exit code. `Bug`, thrown by CHECK: we are wrong.
+// The two kinds of exception of Concerto. `Error`: the world is wrong (config, data, files, memory, numbers); it says
+// what, where and how to mend it, and maps to an exit code. `Bug`, thrown by CHECK: we are wrong.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,16 +12,16 @@ namespace concerto {
 
 // The value is the exit code of the command (docs/errors.md).
 enum class ErrorCode {
-  kUsage = 2,       // command line
-  kConfig = 3,      // a config file or a setting
-  kData = 4,        // training data, tokenizer files, JSONL
-  kModel = 5,       // model folder: config.json, safetensors
-  kCheckpoint = 6,  // a checkpoint or run folder
-  kIo = 7,          // operating system: missing file, no permission, disk full
-  kNumeric = 8,     // loss NaN or spike, gradient not finite, golden mismatch
-  kMemory = 9,      // does not fit
-  kComm = 10,       // ranks and network
-  kUnsupported = 11 // backend or processor lacks something
+  kUsage = 2,        // command line
+  kConfig = 3,       // a config file or a setting
+  kData = 4,         // training data, tokenizer files, JSONL
+  kModel = 5,        // model folder: config.json, safetensors
+  kCheckpoint = 6,   // a checkpoint or run folder
+  kIo = 7,           // operating system: missing file, no permission, disk full
+  kNumeric = 8,      // loss NaN or spike, gradient not finite, golden mismatch
+  kMemory = 9,       // does not fit
+  kComm = 10,        // ranks and network
+  kUnsupported = 11  // backend or processor lacks something
 };
 
 const char* error_code_name(ErrorCode code);
@@ -42,10 +42,10 @@ struct Bug : std::logic_error {
 }  // namespace concerto
 
 // CHECK(x == y) or CHECK(x == y, "x {} y {}", x, y).
-#define CHECK(condition, ...)                                                                                                  \
-  do {                                                                                                                         \
-    if (!(condition)) [[unlikely]]                                                                                             \
-      ::concerto::check_failed(#condition, ::concerto::check_message(__VA_ARGS__), std::source_location::current());           \
+#define CHECK(condition, ...)                                                                                        \
+  do {                                                                                                               \
+    if (!(condition)) [[unlikely]]                                                                                   \
+      ::concerto::check_failed(#condition, ::concerto::check_message(__VA_ARGS__), std::source_location::current()); \
   } while (false)
 
 namespace concerto {

@@ -1,5 +1,5 @@
-// Counter-based random numbers (Philox 4x32-10, Salmon et al. 2011): a draw is a pure function of (seed, stream, counter), never of a stored state,
-// so that recompute, resume and other layouts draw the same bits.
+// Counter-based random numbers (Philox 4x32-10, Salmon et al. 2011): a draw is a pure function of (seed, stream,
+// counter), never of a stored state, so that recompute, resume and other layouts draw the same bits.
 #pragma once
 
 #include <array>

@@ -92,7 +92,8 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : default_threads()), state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads)
+    : size_(threads > 0 ? threads : default_threads()), state_(std::make_unique<State>()) {
   try {
     for (int i = 1; i < size_; ++i) state_->threads.emplace_back([s = state_.get(), i] { s->work(i); });
   } catch (const std::system_error& e) {

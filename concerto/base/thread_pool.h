@@ -1,5 +1,5 @@
-// The one pool of compute threads of a rank. Work is split statically, so the same number of threads does the same work on the same thread;
-// the caller is thread 0. No allocation per call. Nested calls run inline on the calling thread.
+// The one pool of compute threads of a rank. Work is split statically, so the same number of threads does the same work
+// on the same thread; the caller is thread 0. No allocation per call. Nested calls run inline on the calling thread.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,8 @@ class ThreadPool {
   template <class F>
   void run(F&& fn) {
     using Fn = std::remove_reference_t<F>;
-    run_erased([](void* f, int thread) { (*static_cast<Fn*>(f))(thread); }, const_cast<void*>(static_cast<const void*>(&fn)));
+    run_erased([](void* f, int thread) { (*static_cast<Fn*>(f))(thread); },
+               const_cast<void*>(static_cast<const void*>(&fn)));
   }
 
   // fn(begin, end, thread) on contiguous ranges of [0, n) whose borders are multiples of `grain`.
@@ -42,7 +43,8 @@ class ThreadPool {
     run(body);
   }
 
-  // fn(i, thread) for i in [0, n), handed out one by one to whoever is free: for uneven pieces whose results do not depend on the thread.
+  // fn(i, thread) for i in [0, n), handed out one by one to whoever is free: for uneven pieces whose results do not
+  // depend on the thread.
   template <class F>
   void parallel_dynamic(int64_t n, F&& fn) {
     if (size_ == 1 || n <= 1) {

@@ -15,13 +15,15 @@ std::vector<std::string> load_hf_weights(const std::string& dir, const ModelConf
   return notes;
 }
 
-std::unique_ptr<ParameterStore> load_hf_store(const std::string& dir, const ModelConfig& config, DType compute, StoreUse use) {
+std::unique_ptr<ParameterStore> load_hf_store(const std::string& dir, const ModelConfig& config, DType compute,
+                                              StoreUse use) {
   auto store = std::make_unique<ParameterStore>(tensor_specs(config), compute, use);
   for (const std::string& line : load_hf_weights(dir, config, *store)) fmt::print(stderr, "{}\n", line);
   return store;
 }
 
-void export_hf_store(const std::string& dir, const ModelConfig& config, const ParameterStore& store, const HfExport& options) {
+void export_hf_store(const std::string& dir, const ModelConfig& config, const ParameterStore& store,
+                     const HfExport& options) {
   std::vector<float> values;
   const auto source = [&](const TensorSpec& spec) {
     values.resize(static_cast<size_t>(spec.shape.elements()));

@@ -11,10 +11,13 @@
 
 namespace concerto {
 
-// Fills the store from DIR. Error(kModel) names what is missing, extra or misshapen. Returns what a user should know, a line each.
+// Fills the store from DIR. Error(kModel) names what is missing, extra or misshapen. Returns what a user should know, a
+// line each.
 std::vector<std::string> load_hf_weights(const std::string& dir, const ModelConfig& config, ParameterStore& store);
-std::unique_ptr<ParameterStore> load_hf_store(const std::string& dir, const ModelConfig& config, DType compute, StoreUse use);
-void export_hf_store(const std::string& dir, const ModelConfig& config, const ParameterStore& store, const HfExport& options);
+std::unique_ptr<ParameterStore> load_hf_store(const std::string& dir, const ModelConfig& config, DType compute,
+                                              StoreUse use);
+void export_hf_store(const std::string& dir, const ModelConfig& config, const ParameterStore& store,
+                     const HfExport& options);
 
 // Master weights and, of a training store, moments: views into the store.
 std::vector<NamedTensor> checkpoint_tensors(const ParameterStore& store);

@@ -1,5 +1,6 @@
-// Compares this program with a recorded reference (tests/golden/README.md): activations, logits, losses, every gradient, optimizer steps and greedy text,
-// through the very segments, store, executor and optimizer that `train` runs.
+// Compares this program with a recorded reference (tests/golden/README.md): activations, logits, losses, every
+// gradient, optimizer steps and greedy text, through the very segments, store, executor and optimizer that `train`
+// runs.
 #pragma once
 
 #include <string>
@@ -12,25 +13,26 @@
 namespace concerto {
 
 struct GoldenOptions {
-  std::string model_dir;                // config.json and safetensors
-  std::string golden_dir;               // golden.safetensors and case.json
+  std::string model_dir;   // config.json and safetensors
+  std::string golden_dir;  // golden.safetensors and case.json
   std::string schedule = "1f1b";
   Recompute recompute = Recompute::kNone;
-  int64_t micro_batches = 1;            // 1, or one a row: the losses and gradients must not change (no aux loss in the loss then)
+  int64_t micro_batches =
+      1;  // 1, or one a row: the losses and gradients must not change (no aux loss in the loss then)
 };
 
 struct GoldenLine {
   std::string name;
-  double max = 0, l2 = 0;               // max|a-b| / max|b| and |a-b| / |b|; absolute where b is all zero
+  double max = 0, l2 = 0;  // max|a-b| / max|b| and |a-b| / |b|; absolute where b is all zero
   double tolerance_max = 0, tolerance_l2 = 0;
   bool ok() const { return max <= tolerance_max && l2 <= tolerance_l2; }  // NaN is not
 };
 
 struct GoldenReport {
   std::vector<GoldenLine> lines;
-  std::vector<std::string> fed;         // tensors that went in
-  std::vector<std::string> unused;      // tensors of the file that were neither fed nor compared: a failure
-  int64_t total = 0;                    // tensors of the file
+  std::vector<std::string> fed;     // tensors that went in
+  std::vector<std::string> unused;  // tensors of the file that were neither fed nor compared: a failure
+  int64_t total = 0;                // tensors of the file
   bool ok() const;
 };
 

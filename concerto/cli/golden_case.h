@@ -1,4 +1,5 @@
-// The recorded side of a golden comparison: the file's tensors, which of them were used, and the tolerances of case.json.
+// The recorded side of a golden comparison: the file's tensors, which of them were used, and the tolerances of
+// case.json.
 #pragma once
 
 #include <map>
@@ -24,7 +25,7 @@ class GoldenCase {
   explicit GoldenCase(const std::string& dir);
 
   bool has(const std::string& name) const { return file_.find(name) != nullptr; }
-  std::vector<double> values(const std::string& name) const;   // as doubles, any type
+  std::vector<double> values(const std::string& name) const;  // as doubles, any type
   Shape shape(const std::string& name) const { return file_.require(name).shape; }
   std::vector<std::string> names(const std::string& prefix) const;
   void fed(const std::string& name);

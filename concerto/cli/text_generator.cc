@@ -22,8 +22,9 @@ size_t find_stop(const std::string& text, const std::vector<std::string>& stops)
 
 }  // namespace
 
-Generated generate_text(InferenceSession& session, const Tokenizer& tokenizer, std::span<const int32_t> prompt, int32_t eos_id,
-                        const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
+Generated generate_text(InferenceSession& session, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
+                        int32_t eos_id, const GenerateOptions& options,
+                        const std::function<void(std::string_view)>& emit) {
   Generated out{.text = {}, .prompt_tokens = static_cast<int64_t>(prompt.size()), .finish = "length"};
   Sampler sampler(options.sampler);
   StreamDecoder decoder(tokenizer);
@@ -57,7 +58,8 @@ Generated generate_text(InferenceSession& session, const Tokenizer& tokenizer, s
   return out;
 }
 
-std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const ModelConfig& config, const std::string& prompt, bool chat) {
+std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const ModelConfig& config, const std::string& prompt,
+                                   bool chat) {
   if (chat) {
     const ChatMessage message{"user", prompt};
     return tokenizer.encode(tokenizer.render_chat({&message, 1}));
@@ -65,7 +67,8 @@ std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const ModelConfig
   std::vector<int32_t> ids = tokenizer.encode(prompt);
   const int64_t bos = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : config.bos_token_id;
   if (ids.empty() && bos >= 0) ids.push_back(static_cast<int32_t>(bos));
-  if (ids.empty()) throw Error(ErrorCode::kUsage, "--prompt", "is empty, and the tokenizer has no begin token", "Give a prompt.");
+  if (ids.empty())
+    throw Error(ErrorCode::kUsage, "--prompt", "is empty, and the tokenizer has no begin token", "Give a prompt.");
   return ids;
 }
 

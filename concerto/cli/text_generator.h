@@ -24,10 +24,12 @@ struct Generated {
 };
 
 // `emit` gets whole characters as they come, and never a part of a stop text.
-Generated generate_text(InferenceSession& session, const Tokenizer& tokenizer, std::span<const int32_t> prompt, int32_t eos_id,
-                        const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
+Generated generate_text(InferenceSession& session, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
+                        int32_t eos_id, const GenerateOptions& options,
+                        const std::function<void(std::string_view)>& emit);
 
 // bos and the prompt's tokens; never empty.
-std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const ModelConfig& config, const std::string& prompt, bool chat);
+std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const ModelConfig& config, const std::string& prompt,
+                                   bool chat);
 
 }  // namespace concerto

@@ -221,7 +221,8 @@ int64_t layers(const ModelConfig& c) { return c.num_hidden_layers + c.num_nextn_
 // From above: as if each layer had both a dense MLP and experts.
 double parameters(const ModelConfig& c) {
   const auto real = [](int64_t x) { return static_cast<double>(x); };
-  const double heads = real(2 * c.num_attention_heads + 2 * c.num_key_value_heads) * real(std::max<int64_t>(c.head_dim, 1));
+  const double heads =
+      real(2 * c.num_attention_heads + 2 * c.num_key_value_heads) * real(std::max<int64_t>(c.head_dim, 1));
   const double experts = real(c.moe_num_experts + c.moe_num_shared_experts) * real(c.moe_intermediate_size);
   const double mlp = 3 * (real(c.intermediate_size) + experts);
   return real(c.hidden_size) * (real(layers(c)) * (heads + mlp) + 2 * real(c.vocab_size));

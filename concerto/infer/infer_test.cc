@@ -29,7 +29,8 @@ TEST(Sampler, FrequenciesFollowTheProbabilitiesInsideTopP) {
 TEST(Sampler, LogitsThatAreNoNumbersAreAnError) {
   const float nan = std::nanf(""), inf = HUGE_VALF;
   for (double temperature : {0.0, 1.0})
-    for (std::array<float, 3> logits : {std::array{1.0f, nan, 2.0f}, {nan, 1.0f, 2.0f}, {1.0f, inf, 2.0f}, {-inf, -inf, -inf}}) {
+    for (std::array<float, 3> logits :
+         {std::array{1.0f, nan, 2.0f}, {nan, 1.0f, 2.0f}, {1.0f, inf, 2.0f}, {-inf, -inf, -inf}}) {
       try {
         Sampler({.temperature = temperature}).choose(View(logits.data(), {3}, DType::kF32), 7);
         ADD_FAILURE() << logits[0] << " " << logits[1];

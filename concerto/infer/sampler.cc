@@ -20,8 +20,10 @@ int32_t Sampler::choose(View logits, int64_t position) {
     is_number &= !std::isnan(at(i));
   }
   if (!is_number || std::isinf(at(best)))
-    throw Error(ErrorCode::kNumeric, "logits", fmt::format("not finite at position {}: the model's weights or values in it are NaN or infinite", position),
-                "Look for the tensor with `concerto checkpoint verify`.");
+    throw Error(
+        ErrorCode::kNumeric, "logits",
+        fmt::format("not finite at position {}: the model's weights or values in it are NaN or infinite", position),
+        "Look for the tensor with `concerto checkpoint verify`.");
   if (options_.temperature <= 0) return static_cast<int32_t>(best);
 
   candidates_.clear();
@@ -36,7 +38,8 @@ int32_t Sampler::choose(View logits, int64_t position) {
             [](const auto& a, const auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; });
   double kept = 0;
   size_t count = 0;
-  while (count < candidates_.size() && (count == 0 || kept < options_.top_p * total)) kept += candidates_[count++].first;
+  while (count < candidates_.size() && (count == 0 || kept < options_.top_p * total))
+    kept += candidates_[count++].first;
   double draw = Rng(options_.seed, "sample").uniform(static_cast<uint64_t>(position)) * kept;
   for (size_t i = 0; i < count; ++i) {
     draw -= candidates_[i].first;

@@ -1,5 +1,6 @@
-// Chooses the next token from logits: greedy at temperature 0, else softmax(logits / temperature) cut to the smallest set of tokens whose probability
-// reaches top_p. The draw is a function of (seed, position), so a sample can be repeated.
+// Chooses the next token from logits: greedy at temperature 0, else softmax(logits / temperature) cut to the smallest
+// set of tokens whose probability reaches top_p. The draw is a function of (seed, position), so a sample can be
+// repeated.
 #pragma once
 
 #include <cstdint>

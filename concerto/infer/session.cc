@@ -4,8 +4,8 @@
 
 namespace concerto {
 
-InferenceSession::InferenceSession(const Stage& stage, const ParameterStore& store, const Backend& backend, ThreadPool& pool,
-                                   int64_t capacity, int64_t chunk)
+InferenceSession::InferenceSession(const Stage& stage, const ParameterStore& store, const Backend& backend,
+                                   ThreadPool& pool, int64_t capacity, int64_t chunk)
     : stage_(stage), store_(store), capacity_(capacity), chunk_(std::min(chunk, capacity)) {
   const ModelConfig& c = stage.config();
   CHECK(chunk_ > 0);
@@ -24,7 +24,8 @@ InferenceSession::InferenceSession(const Stage& stage, const ParameterStore& sto
     v_.emplace_back(cache_memory_.data() + (2 * l + 1) * bytes, Shape{capacity_, cols}, store.compute());
   }
   cache_ = {.k = k_.data(), .v = v_.data()};
-  const int64_t experts = c.moe_num_experts, rows = std::max<int64_t>(1, static_cast<int64_t>(stage.moe_layers().size()));
+  const int64_t experts = c.moe_num_experts,
+                rows = std::max<int64_t>(1, static_cast<int64_t>(stage.moe_layers().size()));
   router_memory_ = Buffer(3 * rows * experts * 8);
   char* memory = router_memory_.data();
   router_ = {.counts = View(memory, {rows, experts}, DType::kI64),
@@ -55,7 +56,8 @@ int64_t InferenceSession::bytes() const {
 }
 
 View InferenceSession::run_units() {
-  const SegmentContext ctx{.ops = context_, .tokens = &tokens_, .losses = &losses_, .router = &router_, .cache = &cache_};
+  const SegmentContext ctx{
+      .ops = context_, .tokens = &tokens_, .losses = &losses_, .router = &router_, .cache = &cache_};
   Acts acts;
   for (size_t i = 0; i < stage_.units().size(); ++i) {
     const Unit& unit = stage_.units()[i];
@@ -90,8 +92,8 @@ View InferenceSession::forward(std::span<const int32_t> tokens) {
 
 View InferenceSession::extend(std::span<const int32_t> tokens) {
   CHECK(!tokens.empty());
-  CHECK(cache_.past + static_cast<int64_t>(tokens.size()) <= capacity_, "{} + {} tokens, capacity {}", cache_.past, tokens.size(),
-        capacity_);
+  CHECK(cache_.past + static_cast<int64_t>(tokens.size()) <= capacity_, "{} + {} tokens, capacity {}", cache_.past,
+        tokens.size(), capacity_);
   View last;
   for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk_))
     last = forward(tokens.subspan(at, std::min(static_cast<size_t>(chunk_), tokens.size() - at)));

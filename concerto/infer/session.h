@@ -1,4 +1,5 @@
-// One sequence through the model with a key-value cache: the same segments that train, forward only. Memory is planned by a dry run and taken once.
+// One sequence through the model with a key-value cache: the same segments that train, forward only. Memory is planned
+// by a dry run and taken once.
 #pragma once
 
 #include <memory>
@@ -12,12 +13,12 @@ namespace concerto {
 class InferenceSession {
  public:
   // At most `capacity` tokens in the sequence, at most `chunk` of them in one pass (longer prompts run in chunks).
-  InferenceSession(const Stage& stage, const ParameterStore& store, const Backend& backend, ThreadPool& pool, int64_t capacity,
-                   int64_t chunk);
+  InferenceSession(const Stage& stage, const ParameterStore& store, const Backend& backend, ThreadPool& pool,
+                   int64_t capacity, int64_t chunk);
   ~InferenceSession();
 
-  // Appends tokens and returns the logits of what follows the last of them: [vocab] in the stat type, valid until the next call. Bug if the
-  // sequence grows over the capacity.
+  // Appends tokens and returns the logits of what follows the last of them: [vocab] in the stat type, valid until the
+  // next call. Bug if the sequence grows over the capacity.
   View extend(std::span<const int32_t> tokens);
   void reset() { cache_.past = 0; }
   int64_t length() const { return cache_.past; }

@@ -17,8 +17,8 @@ struct AttentionSaved {
 };
 }  // namespace
 
-AttentionSegment::AttentionSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, std::string name,
-                                   int layer, View cos_sin)
+AttentionSegment::AttentionSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix,
+                                   std::string name, int layer, View cos_sin)
     : Segment({.name = std::move(name), .layer = layer}),
       num_heads_(c.num_attention_heads),
       num_kv_heads_(c.num_key_value_heads),
@@ -30,7 +30,8 @@ AttentionSegment::AttentionSegment(const ParameterStore& store, const ModelConfi
   const std::string a = prefix + "self_attn.";
   const int64_t cols = q_cols_ + 2 * kv_cols_;
   norm_ = {&store, store.ref(prefix + "input_layernorm.weight"), c.rms_norm_eps};
-  qkv_ = {&store, store.fused(a + "q_proj.weight", 3, {cols, c.hidden_size}), store.fused(a + "q_proj.bias", 3, {cols})};
+  qkv_ = {&store, store.fused(a + "q_proj.weight", 3, {cols, c.hidden_size}),
+          store.fused(a + "q_proj.bias", 3, {cols})};
   out_ = {&store, store.ref(a + "o_proj.weight"), store.ref(a + "o_proj.bias")};
 }
 

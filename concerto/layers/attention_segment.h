@@ -1,4 +1,5 @@
-// Pre-norm attention with its residual: hidden + o_proj(attention(rope(qkv(norm(hidden))))) (reference 2.2). q, k and v come from one product.
+// Pre-norm attention with its residual: hidden + o_proj(attention(rope(qkv(norm(hidden))))) (reference 2.2). q, k and v
+// come from one product.
 #pragma once
 
 #include "concerto/layers/linear_layer.h"
@@ -7,10 +8,11 @@ namespace concerto {
 
 class AttentionSegment final : public Segment {
  public:
-  // `prefix`: "model.layers.3." or "model.mtp_block.0."; `name`: the segment's; `layer`: number for observers and caches.
-  // `cos_sin` [positions, head_dim] is the rope table, its first row the angle of position 0 (or of the shift, for MTP).
-  AttentionSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, std::string name, int layer,
-                   View cos_sin);
+  // `prefix`: "model.layers.3." or "model.mtp_block.0."; `name`: the segment's; `layer`: number for observers and
+  // caches. `cos_sin` [positions, head_dim] is the rope table, its first row the angle of position 0 (or of the shift,
+  // for MTP).
+  AttentionSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, std::string name,
+                   int layer, View cos_sin);
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;

@@ -11,7 +11,8 @@ struct HeadSaved {
 HeadSegment::HeadSegment(const ParameterStore& store, const ModelConfig& c, int depth)
     : Segment({.name = depth < 0 ? "head" : "mtp." + std::to_string(depth) + ".head", .fuses_weight = true}),
       norm_{&store, store.ref("model.norm.weight"), c.rms_norm_eps},
-      head_{&store, store.ref(c.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight"), store.ref("lm_head.bias")},
+      head_{&store, store.ref(c.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight"),
+            store.ref("lm_head.bias")},
       depth_(depth) {}
 
 View HeadSegment::targets(const SegmentContext& ctx) const {
@@ -19,7 +20,9 @@ View HeadSegment::targets(const SegmentContext& ctx) const {
   return ctx.tokens->mtp_targets.rows_range(depth_, 1).reshape({ctx.tokens->count});
 }
 
-View HeadSegment::loss_sum(const SegmentContext& ctx) const { return View(&ctx.losses->sum[depth_ + 1], {1}, DType::kF64); }
+View HeadSegment::loss_sum(const SegmentContext& ctx) const {
+  return View(&ctx.losses->sum[depth_ + 1], {1}, DType::kF64);
+}
 
 void HeadSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<HeadSaved>();

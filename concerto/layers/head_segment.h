@@ -1,6 +1,7 @@
-// Final norm, head and cross entropy. Hidden passes through unchanged; the normed stream goes out too (MTP may read it). In training the loss, its
-// gradient and the head's weight gradient are made in one chunked pass in backward_input (fuses_weight), so that the logits of a chunk are made once;
-// forward alone computes the loss when no backward follows, and the last logits when text is generated.
+// Final norm, head and cross entropy. Hidden passes through unchanged; the normed stream goes out too (MTP may read
+// it). In training the loss, its gradient and the head's weight gradient are made in one chunked pass in backward_input
+// (fuses_weight), so that the logits of a chunk are made once; forward alone computes the loss when no backward
+// follows, and the last logits when text is generated.
 #pragma once
 
 #include "concerto/layers/linear_layer.h"
@@ -9,7 +10,8 @@ namespace concerto {
 
 class HeadSegment final : public Segment {
  public:
-  // depth -1: the main loss (index 0 of LossSums); m: MTP depth m (index m + 1), which shares norm and head (reference 5.4).
+  // depth -1: the main loss (index 0 of LossSums); m: MTP depth m (index m + 1), which shares norm and head
+  // (reference 5.4).
   HeadSegment(const ParameterStore& store, const ModelConfig& config, int depth);
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;

@@ -32,7 +32,8 @@ struct NormLayer {
     rms_norm_forward(ctx, {.x = x, .w = store->weight(w), .eps = eps, .y = y, .rstd = rstd});
   }
   void backward_input(const Context& ctx, View dy, View x, View rstd, View residual, View dx) const {
-    rms_norm_backward_input(ctx, {.dy = dy, .x = x, .w = store->weight(w), .rstd = rstd, .residual = residual, .dx = dx});
+    rms_norm_backward_input(ctx,
+                            {.dy = dy, .x = x, .w = store->weight(w), .rstd = rstd, .residual = residual, .dx = dx});
   }
   void backward_weight(const Context& ctx, View dy, View x, View rstd) const {
     rms_norm_backward_weight(ctx, {.dy = dy, .x = x, .rstd = rstd, .dw = store->grad(w)});

@@ -3,7 +3,8 @@
 namespace concerto {
 
 Mlp::Mlp(const ParameterStore& store, const std::string& p, int64_t width, int64_t hidden) {
-  gate_up = {&store, store.fused(p + "gate_proj.weight", 2, {2 * width, hidden}), store.fused(p + "gate_proj.bias", 2, {2 * width})};
+  gate_up = {&store, store.fused(p + "gate_proj.weight", 2, {2 * width, hidden}),
+             store.fused(p + "gate_proj.bias", 2, {2 * width})};
   down = {&store, store.ref(p + "down_proj.weight"), store.ref(p + "down_proj.bias")};
 }
 
@@ -34,16 +35,17 @@ namespace {
 struct MlpSegmentSaved {
   View x, rstd, normed;  // [T, H], [T], [T, H]
   MlpSaved mlp;
-  View dy, dnormed;      // [T, H]
+  View dy, dnormed;  // [T, H]
 };
 struct SharedSaved {
-  View x;   // [T, H]
+  View x;  // [T, H]
   MlpSaved mlp;
   View dy;  // [T, H]
 };
 }  // namespace
 
-MlpSegment::MlpSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, std::string name, int layer)
+MlpSegment::MlpSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, std::string name,
+                       int layer)
     : Segment({.name = std::move(name), .layer = layer}),
       norm_{&store, store.ref(prefix + "post_attention_layernorm.weight"), c.rms_norm_eps},
       mlp_(store, prefix + "mlp.", c.intermediate_size, c.hidden_size) {}
@@ -79,7 +81,8 @@ void MlpSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const 
   norm_.backward_weight(ctx.ops, s.dnormed, s.x, s.rstd);
 }
 
-SharedExpertsSegment::SharedExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
+SharedExpertsSegment::SharedExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix,
+                                           int layer)
     : Segment({.name = "layers." + std::to_string(layer) + ".shared_experts", .layer = layer}),
       mlp_(store, prefix + "mlp.shared_experts.", c.shared_intermediate_size(), c.hidden_size) {}
 

@@ -1,5 +1,6 @@
-// SwiGLU MLPs. `Mlp` is the bare map down(silu(gate x) * up x); MlpSegment is the dense half of a layer, hidden + mlp(norm(hidden)); SharedExpertsSegment is
-// the MLP that every token of a MoE layer passes (reference 3.4), on the stream the router has normed.
+// SwiGLU MLPs. `Mlp` is the bare map down(silu(gate x) * up x); MlpSegment is the dense half of a layer, hidden +
+// mlp(norm(hidden)); SharedExpertsSegment is the MLP that every token of a MoE layer passes (reference 3.4), on the
+// stream the router has normed.
 #pragma once
 
 #include "concerto/layers/linear_layer.h"
@@ -22,7 +23,8 @@ struct Mlp {
 
 class MlpSegment final : public Segment {
  public:
-  MlpSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, std::string name, int layer);
+  MlpSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, std::string name,
+             int layer);
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;

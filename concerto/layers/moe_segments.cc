@@ -4,10 +4,10 @@ namespace concerto {
 namespace {
 
 struct RouterSaved {
-  View x, rstd, normed;                                   // [T, H], [T], [T, H]
-  View logits, probs, weights;                            // [T, E], [T, E], [T, K]
-  View expert_ids, offsets, row_token, row_of;            // the plan, in Saved::keep
-  View dlogits, dnormed;                                  // [T, E], [T, H]
+  View x, rstd, normed;                         // [T, H], [T], [T, H]
+  View logits, probs, weights;                  // [T, E], [T, E], [T, K]
+  View expert_ids, offsets, row_token, row_of;  // the plan, in Saved::keep
+  View dlogits, dnormed;                        // [T, E], [T, H]
 };
 struct DispatchSaved {
   View row_of;  // [T, K]
@@ -26,7 +26,8 @@ std::string segment_name(int layer, const char* what) { return "layers." + std::
 
 }  // namespace
 
-RouterSegment::RouterSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer, int moe_index)
+RouterSegment::RouterSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer,
+                             int moe_index)
     : Segment({.name = segment_name(layer, "router"), .layer = layer}),
       store_(store),
       norm_{&store, store.ref(prefix + "post_attention_layernorm.weight"), c.rms_norm_eps},
@@ -68,8 +69,8 @@ void RouterSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out
                           .prob_sums = row(ctx.router->prob_sums),
                           .replay = ctx.replay});
   if (!ctx.replay)
-    make_dispatch_plan(ctx.ops,
-                       {.expert_ids = s.expert_ids, .offsets = s.offsets, .row_token = s.row_token, .row_of = s.row_of});
+    make_dispatch_plan(
+        ctx.ops, {.expert_ids = s.expert_ids, .offsets = s.offsets, .row_token = s.row_token, .row_of = s.row_of});
   out.normed = s.normed;
   out.weights = s.weights;
   out.offsets = s.offsets;
@@ -125,7 +126,9 @@ void DispatchSegment::backward_input(const SegmentContext& ctx, const Acts& dout
 }
 
 ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
-    : Segment({.name = segment_name(layer, "experts"), .layer = layer}), store_(store), width_(c.moe_intermediate_size) {
+    : Segment({.name = segment_name(layer, "experts"), .layer = layer}),
+      store_(store),
+      width_(c.moe_intermediate_size) {
   const int experts = static_cast<int>(c.moe_num_experts);
   gate_up_ = store.fused(prefix + "mlp.experts.0.gate_proj.weight", 2 * experts, {experts, 2 * width_, c.hidden_size});
   down_ = store.fused(prefix + "mlp.experts.0.down_proj.weight", experts, {experts, c.hidden_size, width_});
@@ -155,13 +158,15 @@ void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout,
     swiglu_backward(ctx.ops, {.gate_up = s.gate_up, .dact = dact, .dgate_up = s.gate_up});
   }
   din.rows = saved.backward->take(s.x.shape, s.x.dtype);
-  grouped_linear_backward_input(ctx.ops, {.dy = s.gate_up, .w = store_.weight(gate_up_), .offsets = s.offsets, .dx = din.rows});
+  grouped_linear_backward_input(ctx.ops,
+                                {.dy = s.gate_up, .w = store_.weight(gate_up_), .offsets = s.offsets, .dx = din.rows});
 }
 
 void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
   auto& s = saved.as<ExpertsSaved>();
   grouped_linear_backward_weight(ctx.ops, {.x = s.act, .dy = s.dy, .offsets = s.offsets, .dw = store_.grad(down_)});
-  grouped_linear_backward_weight(ctx.ops, {.x = s.x, .dy = s.gate_up, .offsets = s.offsets, .dw = store_.grad(gate_up_)});
+  grouped_linear_backward_weight(ctx.ops,
+                                 {.x = s.x, .dy = s.gate_up, .offsets = s.offsets, .dw = store_.grad(gate_up_)});
 }
 
 CombineSegment::CombineSegment(int layer) : Segment({.name = segment_name(layer, "combine"), .layer = layer}) {}

@@ -14,7 +14,8 @@ namespace concerto {
 class RouterSegment final : public Segment {
  public:
   // `moe_index`: row of this layer in RouterStats.
-  RouterSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer, int moe_index);
+  RouterSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer,
+                int moe_index);
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;

@@ -13,7 +13,8 @@ struct MtpSaved {
 }  // namespace
 
 MtpSegment::MtpSegment(const ParameterStore& store, const ModelConfig& c, int depth)
-    : Segment({.name = "mtp." + std::to_string(depth) + ".join", .layer = static_cast<int>(c.num_hidden_layers) + depth}),
+    : Segment(
+          {.name = "mtp." + std::to_string(depth) + ".join", .layer = static_cast<int>(c.num_hidden_layers) + depth}),
       store_(store),
       skip_id_(c.pad_token_id),
       depth_(depth),
@@ -21,7 +22,8 @@ MtpSegment::MtpSegment(const ParameterStore& store, const ModelConfig& c, int de
   const std::string d = std::to_string(depth);
   embedding_norm_ = {&store, store.ref("model.mtp_emb_norm." + d + ".weight"), c.rms_norm_eps};
   hidden_norm_ = {&store, store.ref("model.mtp_hidden_norm." + d + ".weight"), c.rms_norm_eps};
-  projection_ = {&store, store.ref("model.mtp_linear_proj." + d + ".weight"), store.ref("model.mtp_linear_proj." + d + ".bias")};
+  projection_ = {&store, store.ref("model.mtp_linear_proj." + d + ".weight"),
+                 store.ref("model.mtp_linear_proj." + d + ".bias")};
   table_ = store.ref("model.embed_tokens.weight");
 }
 

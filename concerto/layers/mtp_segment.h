@@ -1,5 +1,6 @@
-// Entry of a multi-token-prediction block (reference 5.4): u_t = proj([norm_emb(emb(x_{t+1+m})) ; norm_hid(h_t)]), embedding half first. The decoder
-// layer and head that follow are the ordinary segments. h is the hidden state before the final norm, or for depth 0 after it (`mtp_hidden`).
+// Entry of a multi-token-prediction block (reference 5.4): u_t = proj([norm_emb(emb(x_{t+1+m})) ; norm_hid(h_t)]),
+// embedding half first. The decoder layer and head that follow are the ordinary segments. h is the hidden state before
+// the final norm, or for depth 0 after it (`mtp_hidden`).
 #pragma once
 
 #include "concerto/layers/linear_layer.h"

@@ -1,14 +1,17 @@
-// The segment: the smallest unit a schedule may place. `const` after construction; what one micro-batch needs later lives in `Saved`, never in the segment.
+// The segment: the smallest unit a schedule may place. `const` after construction; what one micro-batch needs later
+// lives in `Saved`, never in the segment.
 //
-//   forward         reads `in`, writes what it makes into `out` (which starts as a copy of `in`, so the rest passes through)
-//   backward_input  reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation gradients; touches no weight gradient
-//   backward_weight accumulates (+=) into weight gradients in the stat type, from what forward and backward_input left in Saved
+//   forward         reads `in`, writes what it makes into `out` (which starts as a copy of `in`, so the rest passes
+//   through) backward_input  reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation
+//   gradients; touches no weight gradient backward_weight accumulates (+=) into weight gradients in the stat type, from
+//   what forward and backward_input left in Saved
 //
-// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. Memory comes from the arenas in Saved:
+// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. Memory comes from
+// the arenas in Saved:
 //   `keep`     from forward to backward_weight, never recomputed: the routing plan
 //   `forward`  from forward to backward_weight, or made again by recompute: activations
-//   `output`   like `forward`, for the residual stream that the segment hands on (under recompute the unit's last output stays)
-//   `backward` from backward_input to backward_weight: gradients of activations
+//   `output`   like `forward`, for the residual stream that the segment hands on (under recompute the unit's last
+//   output stays) `backward` from backward_input to backward_weight: gradients of activations
 // and from `ctx.scratch` inside one call.
 #pragma once
 
@@ -24,22 +27,23 @@ namespace concerto {
 
 // The tokens of one micro-batch (data/micro_batch.h), as views.
 struct Tokens {
-  View ids, positions, targets;     // [T] i32
-  View doc_offsets;                 // [docs + 1] i32
-  View mtp_ids, mtp_targets;        // [depth, T] i32
-  int64_t count = 0;                // T
+  View ids, positions, targets;  // [T] i32
+  View doc_offsets;              // [docs + 1] i32
+  View mtp_ids, mtp_targets;     // [depth, T] i32
+  int64_t count = 0;             // T
 };
 
-// What flows between segments of one micro-batch: activations forward, their gradients backward. A null view: nothing there.
+// What flows between segments of one micro-batch: activations forward, their gradients backward. A null view: nothing
+// there.
 struct Acts {
-  View hidden;      // [T, H] residual stream
-  View normed;      // [T, H] normed stream inside a layer; after the head: the final norm's output
-  View mlp;         // [T, H] shared experts' output
-  View weights;     // [T, K] routing weights
-  View rows;        // [R, H] routed rows, sorted by expert
-  View offsets;     // [E + 1] i32   the dispatch plan (no gradients)
-  View row_token;   // [R] i32
-  View row_of;      // [T, K] i32
+  View hidden;     // [T, H] residual stream
+  View normed;     // [T, H] normed stream inside a layer; after the head: the final norm's output
+  View mlp;        // [T, H] shared experts' output
+  View weights;    // [T, K] routing weights
+  View rows;       // [R, H] routed rows, sorted by expert
+  View offsets;    // [E + 1] i32   the dispatch plan (no gradients)
+  View row_token;  // [R] i32
+  View row_of;     // [T, K] i32
 };
 
 struct Saved {
@@ -90,7 +94,7 @@ struct RouterStats {
 struct KvCache {
   View* k = nullptr;  // [layers] views [capacity, N_kv * D]
   View* v = nullptr;
-  int64_t past = 0;   // rows already there
+  int64_t past = 0;  // rows already there
 };
 
 struct SegmentContext {

@@ -9,7 +9,8 @@
 
 namespace concerto {
 
-Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions) : config_(config) {
+Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions)
+    : config_(config) {
   const int64_t positions = max_positions + config.num_nextn_predict_layers + 1;
   rope_ = Buffer(positions * config.head_dim * dtype_bytes(store.stat()));
   cos_sin_ = View(rope_.data(), {positions, config.head_dim}, store.stat());
@@ -26,16 +27,19 @@ Unit& Stage::unit(std::string name, bool recompute) {
 }
 
 void Stage::add_layer(const ParameterStore& store, int layer, Recompute recompute) {
-  const std::string prefix = "model.layers." + std::to_string(layer) + ".", name = "layers." + std::to_string(layer) + ".";
+  const std::string prefix = "model.layers." + std::to_string(layer) + ".",
+                    name = "layers." + std::to_string(layer) + ".";
   const bool full = recompute == Recompute::kFull;
   Unit* u = &unit(full ? name + "layer" : name + "attention", full);
-  u->segments.push_back(std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, cos_sin_));
+  u->segments.push_back(
+      std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, cos_sin_));
   if (!full) u = &unit(name + "mlp", recompute == Recompute::kSelective);
   if (!config_.is_moe_layer(layer)) {
     u->segments.push_back(std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
     return;
   }
-  u->segments.push_back(std::make_unique<RouterSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size())));
+  u->segments.push_back(
+      std::make_unique<RouterSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size())));
   if (config_.moe_num_shared_experts > 0)
     u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer));
   u->segments.push_back(std::make_unique<DispatchSegment>(config_, layer));
@@ -45,7 +49,8 @@ void Stage::add_layer(const ParameterStore& store, int layer, Recompute recomput
 }
 
 void Stage::add_mtp(const ParameterStore& store, int depth, Recompute recompute) {
-  const std::string prefix = "model.mtp_block." + std::to_string(depth) + ".", name = "mtp." + std::to_string(depth) + ".";
+  const std::string prefix = "model.mtp_block." + std::to_string(depth) + ".",
+                    name = "mtp." + std::to_string(depth) + ".";
   const int layer = static_cast<int>(config_.num_hidden_layers) + depth;
   const int64_t shift = config_.mtp_positions == MtpPositions::kShifted ? depth + 1 : 0;
   const View table = cos_sin_.rows_range(shift, cos_sin_.rows() - shift);
@@ -57,14 +62,15 @@ void Stage::add_mtp(const ParameterStore& store, int depth, Recompute recompute)
   add_unit("join", false, std::make_unique<MtpSegment>(store, config_, depth));
   add_unit("attention", recompute == Recompute::kFull,
            std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, table));
-  add_unit("mlp", recompute != Recompute::kNone, std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
+  add_unit("mlp", recompute != Recompute::kNone,
+           std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
   add_unit("head", false, std::make_unique<HeadSegment>(store, config_, depth));
 }
 
 namespace {
 
-void run_segments(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitSaved& saved, Arena* keep, Arena* forward,
-                  Arena* output) {
+void run_segments(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitSaved& saved, Arena* keep,
+                  Arena* forward, Arena* output) {
   for (size_t i = 0; i < unit.segments.size(); ++i) {
     Saved& s = saved.segments[i];
     s.keep = keep;
@@ -88,7 +94,8 @@ void unit_forward(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitS
   run_segments(unit, ctx, acts, saved, arenas.keep, arenas.temporary, arenas.keep);
 }
 
-void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grads, UnitSaved& saved, const UnitArenas& arenas) {
+void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grads, UnitSaved& saved,
+                         const UnitArenas& arenas) {
   if (unit.recompute) {
     SegmentContext again = ctx;
     again.replay = true;

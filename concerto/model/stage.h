@@ -1,5 +1,5 @@
-// A pipeline stage: the model's segments in order, joined into units. A unit is what recompute works on and what gradient memory is recycled
-// after: an attention half, an MLP or MoE half, or (recompute: full) a whole decoder layer.
+// A pipeline stage: the model's segments in order, joined into units. A unit is what recompute works on and what
+// gradient memory is recycled after: an attention half, an MLP or MoE half, or (recompute: full) a whole decoder layer.
 #pragma once
 
 #include <memory>
@@ -55,8 +55,10 @@ class Stage {
 
 // Runs the unit's segments forward on `acts`, in place; for a recomputed unit only its input and routing plan stay.
 void unit_forward(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitSaved& saved, const UnitArenas& arenas);
-// Gradients of activations: `grads` from the unit's output to its input. A recomputed unit runs its forward again first.
-void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grads, UnitSaved& saved, const UnitArenas& arenas);
+// Gradients of activations: `grads` from the unit's output to its input. A recomputed unit runs its forward again
+// first.
+void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grads, UnitSaved& saved,
+                         const UnitArenas& arenas);
 void unit_backward_weight(const Unit& unit, const SegmentContext& ctx, UnitSaved& saved);
 
 }  // namespace concerto

@@ -1,6 +1,6 @@
-// Causal attention inside documents (block-diagonal causal), grouped-query: KV head g serves query heads g * (N / N_kv) and following. Softmax in the stat
-// type. Work outside a document is skipped, not masked. No [seq, seq] buffer in the cpu backend (online softmax, Dao et al. 2022; backward recomputes
-// scores from lse).
+// Causal attention inside documents (block-diagonal causal), grouped-query: KV head g serves query heads g * (N / N_kv)
+// and following. Softmax in the stat type. Work outside a document is skipped, not masked. No [seq, seq] buffer in the
+// cpu backend (online softmax, Dao et al. 2022; backward recomputes scores from lse).
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -17,13 +17,13 @@ struct AttentionForward {
   View lse;          // [T, N] stat: log(sum(exp(scale * q k)))
 };
 struct AttentionBackward {
-  View dout;         // [T, N * D] compute
-  View q, k, v, out; // as in forward
-  View lse;          // [T, N] stat
+  View dout;          // [T, N * D] compute
+  View q, k, v, out;  // as in forward
+  View lse;           // [T, N] stat
   View doc_offsets;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   double scale = 0;
-  View dq, dk, dv;   // like q, k, v; overwritten; strided rows allowed
+  View dq, dk, dv;  // like q, k, v; overwritten; strided rows allowed
 };
 // New tokens against a cache, for generation: query i of n sees cache rows [0, past + i].
 struct AttentionCached {
@@ -32,7 +32,7 @@ struct AttentionCached {
   int64_t past = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   double scale = 0;
-  View out;               // [n, N * D] compute
+  View out;  // [n, N * D] compute
 };
 
 struct AttentionKernels {

@@ -1,7 +1,8 @@
 // What every op is called with. Ops read views and write views; they own nothing and keep nothing between calls.
 //
-// Rule for kernels: first take scratch from `ctx.scratch` (inside an ArenaScope), then `if (ctx.dry_run) return;`, then touch memory. A dry run has null
-// pointers everywhere and exists to measure arenas (tensor/arena.h), so scratch may depend on shapes and thread count, never on contents.
+// Rule for kernels: first take scratch from `ctx.scratch` (inside an ArenaScope), then `if (ctx.dry_run) return;`, then
+// touch memory. A dry run has null pointers everywhere and exists to measure arenas (tensor/arena.h), so scratch may
+// depend on shapes and thread count, never on contents.
 #pragma once
 
 #include <array>
@@ -15,7 +16,19 @@ namespace concerto {
 
 struct Backend;
 
-enum class OpFamily { kDense, kExperts, kAttention, kNorm, kRouter, kPermute, kEmbedding, kHead, kElementwise, kOptimizer, kCount };
+enum class OpFamily {
+  kDense,
+  kExperts,
+  kAttention,
+  kNorm,
+  kRouter,
+  kPermute,
+  kEmbedding,
+  kHead,
+  kElementwise,
+  kOptimizer,
+  kCount
+};
 const char* op_family_name(OpFamily family);
 
 // Seconds by op family on the calling thread's clock; the outermost op counts (the head's products count as head).

@@ -1,5 +1,6 @@
-// Softmax cross entropy on logits, and the chunked head + loss built from it and the dense product: logits of a chunk of tokens at a time, never the whole
-// [tokens, vocab]. A loss is a sum and a count until the last moment; `scale` (1 / valid targets of the whole step) multiplies gradients only.
+// Softmax cross entropy on logits, and the chunked head + loss built from it and the dense product: logits of a chunk
+// of tokens at a time, never the whole [tokens, vocab]. A loss is a sum and a count until the last moment; `scale` (1 /
+// valid targets of the whole step) multiplies gradients only.
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -7,12 +8,12 @@
 namespace concerto {
 
 struct CrossEntropy {
-  View logits;       // [T, V] stat
-  View targets;      // [T] i32; negative: ignored, gradient zero
+  View logits;   // [T, V] stat
+  View targets;  // [T] i32; negative: ignored, gradient zero
   double scale = 1;
-  View loss_sum;     // [1] f64, +=, token by token in order
-  View dlogits;      // [T, V] compute, or null; may be the same memory as logits when types agree
-  View token_loss;   // [T] stat, or null; 0 where ignored
+  View loss_sum;    // [1] f64, +=, token by token in order
+  View dlogits;     // [T, V] compute, or null; may be the same memory as logits when types agree
+  View token_loss;  // [T] stat, or null; 0 where ignored
 };
 
 struct CrossEntropyKernels {
@@ -23,10 +24,10 @@ void cross_entropy(const Context& ctx, const CrossEntropy& args);
 
 // logits = x W^T + bias, loss, and (if dx is given) dx, dw, db in the same pass.
 struct HeadLoss {
-  View x;           // [T, H] compute
-  View w;           // [V, H] compute
-  View bias;        // [V] stat, or null
-  View targets;     // [T] i32
+  View x;        // [T, H] compute
+  View w;        // [V, H] compute
+  View bias;     // [V] stat, or null
+  View targets;  // [T] i32
   double scale = 1;
   View loss_sum;    // [1] f64, +=
   View dx;          // [T, H] compute, overwritten, or null: loss only

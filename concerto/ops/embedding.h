@@ -1,4 +1,5 @@
-// Row look-up and its gradient. The gradient sums tokens in token order (deterministic), and skips `skip_id`: HF's padding_idx row takes no look-up gradient.
+// Row look-up and its gradient. The gradient sums tokens in token order (deterministic), and skips `skip_id`: HF's
+// padding_idx row takes no look-up gradient.
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -11,8 +12,8 @@ struct EmbeddingForward {
   View y;      // [T, H] compute
 };
 struct EmbeddingBackwardWeight {
-  View ids;     // [T] i32
-  View dy;      // [T, H] compute
+  View ids;  // [T] i32
+  View dy;   // [T, H] compute
   int64_t skip_id = -1;
   View dtable;  // [V, H] stat, +=
 };

@@ -1,6 +1,7 @@
-// The experts' product: rows sorted by expert, expert e owns rows [offsets[e], offsets[e+1]), each group times its own matrix. Ragged, empty groups cost
-// nothing. Row-invariant: row i of the result depends on row i, its matrix and K only, never on the number of rows, threads or the grouping. Weight
-// gradients sum over rows in row order in fixed blocks of rows counted from the group's first row.
+// The experts' product: rows sorted by expert, expert e owns rows [offsets[e], offsets[e+1]), each group times its own
+// matrix. Ragged, empty groups cost nothing. Row-invariant: row i of the result depends on row i, its matrix and K
+// only, never on the number of rows, threads or the grouping. Weight gradients sum over rows in row order in fixed
+// blocks of rows counted from the group's first row.
 #pragma once
 
 #include "concerto/ops/context.h"

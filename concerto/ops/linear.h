@@ -1,5 +1,6 @@
-// Dense product y = x W^T + b with W [out, in] as in safetensors. "compute type" below: the type C of x and w; "stat type": stat_dtype(C).
-// x, y, dx, dy may be strided rows. Sums are taken in the stat type. Weight gradients accumulate (+=) in the stat type; the rest overwrites.
+// Dense product y = x W^T + b with W [out, in] as in safetensors. "compute type" below: the type C of x and w; "stat
+// type": stat_dtype(C). x, y, dx, dy may be strided rows. Sums are taken in the stat type. Weight gradients accumulate
+// (+=) in the stat type; the rest overwrites.
 #pragma once
 
 #include "concerto/ops/context.h"

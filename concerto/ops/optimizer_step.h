@@ -1,7 +1,9 @@
-// One optimizer step over one tensor, in one pass over its memory; the bf16 copy is written in the same pass. Gradients are multiplied by grad_scale (clipping)
-// as they are read. Bias corrections c1 = 1 - beta1^t, c2 = 1 - beta2^t come from the caller.
-//   AdamW (decoupled decay, Loshchilov & Hutter 2019): w *= 1 - lr * weight_decay; m, v as Adam; w -= lr * (m / c1) / (sqrt(v / c2) + eps).
-//   LAMB (You et al. 2020, algorithm 2): u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay * w; w -= lr * ratio * u, ratio = |w| / |u|, 1 where either is 0.
+// One optimizer step over one tensor, in one pass over its memory; the bf16 copy is written in the same pass. Gradients
+// are multiplied by grad_scale (clipping) as they are read. Bias corrections c1 = 1 - beta1^t, c2 = 1 - beta2^t come
+// from the caller.
+//   AdamW (decoupled decay, Loshchilov & Hutter 2019): w *= 1 - lr * weight_decay; m, v as Adam; w -= lr * (m / c1) /
+//   (sqrt(v / c2) + eps). LAMB (You et al. 2020, algorithm 2): u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay * w;
+//   w -= lr * ratio * u, ratio = |w| / |u|, 1 where either is 0.
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -15,11 +17,11 @@ struct AdamStep {
   View copy;  // compute copy of w, or null
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0, c1 = 1, c2 = 1, grad_scale = 1;
 };
-struct LambNorms {   // first pass: updates m and v, sums |w|^2 and |u|^2 (f64, fixed blocks)
+struct LambNorms {  // first pass: updates m and v, sums |w|^2 and |u|^2 (f64, fixed blocks)
   AdamStep step;
-  View norms;        // [2] f64, overwritten
+  View norms;  // [2] f64, overwritten
 };
-struct LambApply {   // second pass: recomputes u from m, v, w
+struct LambApply {  // second pass: recomputes u from m, v, w
   AdamStep step;
   double trust_ratio = 1;
 };

@@ -1,5 +1,5 @@
-// Tokens to expert-sorted rows and back. The plan sorts (token, slot) pairs by expert, stable in (token, slot) order, and is made once a micro-batch;
-// forward, backward and recompute all replay it.
+// Tokens to expert-sorted rows and back. The plan sorts (token, slot) pairs by expert, stable in (token, slot) order,
+// and is made once a micro-batch; forward, backward and recompute all replay it.
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -29,7 +29,8 @@ struct CombineRows {  // y[t] = add[t] + sum over slots of weights[t, j] * rows[
   View add;           // [T, H] compute, or null
   View y;             // [T, H] compute
 };
-struct CombineRowsBackward {  // drows[row_of[t, j]] = weights[t, j] * dy[t]; dweights[t, j] = dot(dy[t], rows[row_of[t, j]])
+struct CombineRowsBackward {  // drows[row_of[t, j]] = weights[t, j] * dy[t]; dweights[t, j] = dot(dy[t], rows[row_of[t,
+                              // j]])
   View dy;                    // [T, H] compute
   View rows;                  // [R, H] compute
   View row_of;                // [T, K] i32

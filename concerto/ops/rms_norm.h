@@ -7,8 +7,8 @@
 namespace concerto {
 
 struct RmsNormForward {
-  View x;     // [T, H] compute
-  View w;     // [H] stat
+  View x;  // [T, H] compute
+  View w;  // [H] stat
   double eps = 1e-5;
   View y;     // [T, H] compute
   View rstd;  // [T] stat

@@ -1,5 +1,5 @@
-// Rotary embedding of interleaved pairs (reference 2.3): dims (2j, 2j+1) of every head turn by position * theta^(-2j/d). In place, computed in the stat type.
-// `inverse` turns back, which is the backward pass.
+// Rotary embedding of interleaved pairs (reference 2.3): dims (2j, 2j+1) of every head turn by position *
+// theta^(-2j/d). In place, computed in the stat type. `inverse` turns back, which is the backward pass.
 #pragma once
 
 #include "concerto/ops/context.h"

@@ -1,6 +1,8 @@
 // Top-k softmax router with a correction bias that selects only (reference 3.3). Everything in the stat type:
-//   logits = x W^T; p = softmax(logits); s = p + bias; ids = top-k of s (ties: lower expert id); weights = p[ids] / max(sum p[ids], norm_min).
-// Order of the k choices: by s, largest first. The aux loss wants the counts of top-k of bare p (golden README, surprise 3): `bare_counts`.
+//   logits = x W^T; p = softmax(logits); s = p + bias; ids = top-k of s (ties: lower expert id); weights = p[ids] /
+//   max(sum p[ids], norm_min).
+// Order of the k choices: by s, largest first. The aux loss wants the counts of top-k of bare p (golden README,
+// surprise 3): `bare_counts`.
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -13,16 +15,17 @@ struct RouterLogits {
   View logits;  // [T, E] stat
 };
 struct RouterSelect {
-  View logits;       // [T, E] stat
-  View bias;         // [E] stat, or null
+  View logits;  // [T, E] stat
+  View bias;    // [E] stat, or null
   double norm_min = 1e-12;
-  View probs;        // [T, E] stat
-  View expert_ids;   // [T, K] i32
-  View weights;      // [T, K] stat
-  View counts;       // [E] i64, overwritten: tokens that chose each expert
-  View bare_counts;  // [E] i64, overwritten: the same from p without bias
-  View prob_sums;    // [E] f64, overwritten: sum over tokens of p, in token order
-  bool replay = false;  // expert_ids, counts and bare_counts are given (recompute): only probs, weights and prob_sums are made again
+  View probs;           // [T, E] stat
+  View expert_ids;      // [T, K] i32
+  View weights;         // [T, K] stat
+  View counts;          // [E] i64, overwritten: tokens that chose each expert
+  View bare_counts;     // [E] i64, overwritten: the same from p without bias
+  View prob_sums;       // [E] f64, overwritten: sum over tokens of p, in token order
+  bool replay = false;  // expert_ids, counts and bare_counts are given (recompute): only probs, weights and prob_sums
+                        // are made again
 };
 // dlogits of weights and of the aux loss, which adds aux_dprob[e] to the gradient of every token's p[e].
 struct RouterSelectBackward {
@@ -31,7 +34,7 @@ struct RouterSelectBackward {
   View probs;       // [T, E] stat
   View expert_ids;  // [T, K] i32
   double norm_min = 1e-12;
-  View dlogits;     // [T, E] stat
+  View dlogits;  // [T, E] stat
 };
 struct RouterLogitsBackwardInput {
   View dlogits;  // [T, E] stat

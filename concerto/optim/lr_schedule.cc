@@ -15,12 +15,15 @@ double progress(int64_t step, int64_t from, int64_t to) {
 double decay_ratio(const OptimizerSection& o, int64_t steps, int64_t step) {
   const double q = progress(step, o.warmup_steps, steps);
   switch (o.schedule) {
-    case LrSchedule::kConstant: return 1.0;
-    case LrSchedule::kLinear: return 1.0 - q;
-    case LrSchedule::kCosine: return std::max(0.0, 0.5 * (1.0 + std::cos(2.0 * std::numbers::pi * o.num_cycles * q)));
+    case LrSchedule::kConstant:
+      return 1.0;
+    case LrSchedule::kLinear:
+      return 1.0 - q;
+    case LrSchedule::kCosine:
+      return std::max(0.0, 0.5 * (1.0 + std::cos(2.0 * std::numbers::pi * o.num_cycles * q)));
     case LrSchedule::kWsd: {
-      const int64_t stable = o.wsd_stable_steps >= 0 ? o.wsd_stable_steps
-                                                     : static_cast<int64_t>(0.9 * static_cast<double>(steps));
+      const int64_t stable =
+          o.wsd_stable_steps >= 0 ? o.wsd_stable_steps : static_cast<int64_t>(0.9 * static_cast<double>(steps));
       if (step <= stable) return 1.0;
       const double d = progress(step, std::max(stable, o.warmup_steps), steps);
       return o.wsd_decay == WsdDecay::kHalfLife ? (std::pow(0.05, d) - 0.05) / 0.95 : 1.0 - std::sqrt(d);

@@ -1,5 +1,6 @@
-// One optimizer step over the whole store: global norm, clipping folded into the update, AdamW or LAMB. Parameters without a gradient (the correction bias) are
-// never touched; an expert that no token chose has a zero gradient and is updated like any other.
+// One optimizer step over the whole store: global norm, clipping folded into the update, AdamW or LAMB. Parameters
+// without a gradient (the correction bias) are never touched; an expert that no token chose has a zero gradient and is
+// updated like any other.
 #pragma once
 
 #include <vector>
@@ -20,7 +21,8 @@ class Optimizer {
   void step(const Context& ctx, int64_t step, double lr, double norm) const;
 
  private:
-  // Tensors that lie side by side and take the same settings are one piece for AdamW; LAMB's trust ratio is a tensor's own.
+  // Tensors that lie side by side and take the same settings are one piece for AdamW; LAMB's trust ratio is a tensor's
+  // own.
   struct Piece {
     View w, m, v, grad, copy;
     bool decays = false, router = false;

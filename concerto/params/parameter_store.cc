@@ -88,8 +88,8 @@ ParamRef ParameterStore::fused(const std::string& first_name, int count, Shape s
   if (first < 0) return {};
   int64_t elements = 0;
   for (int i = first; i < first + count; ++i) {
-    CHECK(i < size() && specs_[i].fused >= 0 && specs_[i].fused == specs_[first].fused, "{} and the {} after it are not fused",
-          first_name, count - 1);
+    CHECK(i < size() && specs_[i].fused >= 0 && specs_[i].fused == specs_[first].fused,
+          "{} and the {} after it are not fused", first_name, count - 1);
     elements += specs_[i].shape.elements();
   }
   CHECK(elements == shape.elements(), "{}: {} elements as {}", first_name, elements, shape.str());
@@ -171,7 +171,8 @@ void ParameterStore::initialize(const ModelConfig& config, Init method, uint64_t
     const Rng rng(seed, "init:" + s.name);
     const int64_t n = s.shape.elements();
     // Hugging Face zeroes the embedding row of the padding token.
-    const int64_t zero_row = s.role == TensorRole::kEmbedding && method == Init::kHuggingFace ? config.pad_token_id : -1;
+    const int64_t zero_row =
+        s.role == TensorRole::kEmbedding && method == Init::kHuggingFace ? config.pad_token_id : -1;
     const int64_t cols = s.shape[s.shape.rank() - 1];
     pool.parallel_for(n, 4096, [&](int64_t b, int64_t e, int) {
       for (int64_t j = b; j < e; ++j) {

@@ -1,8 +1,10 @@
-// All parameters of a stage in one store, laid out from arch::tensor_specs and keyed by name: compute copies, master weights, gradients and the two
-// optimizer moments are flat buffers with the same layout, so a tensor is the same slice of each. Lends views to layers, optimizer and checkpoint.
+// All parameters of a stage in one store, laid out from arch::tensor_specs and keyed by name: compute copies, master
+// weights, gradients and the two optimizer moments are flat buffers with the same layout, so a tensor is the same slice
+// of each. Lends views to layers, optimizer and checkpoint.
 //
-// Matrices exist in the compute type C for the products; norms, biases, the router and its correction bias are read in the stat type, straight
-// from the master weights. When C is the stat type there is no second copy. Weights for inference have neither gradients nor moments.
+// Matrices exist in the compute type C for the products; norms, biases, the router and its correction bias are read in
+// the stat type, straight from the master weights. When C is the stat type there is no second copy. Weights for
+// inference have neither gradients nor moments.
 #pragma once
 
 #include <cstdint>
@@ -35,25 +37,25 @@ class ParameterStore {
   DType compute() const { return compute_; }
   DType stat() const { return stat_; }
   bool trains() const { return use_ == StoreUse::kTrain; }
-  int find(const std::string& name) const;             // -1 if absent
-  ParamRef ref(const std::string& name) const;         // one tensor; empty if absent
+  int find(const std::string& name) const;      // -1 if absent
+  ParamRef ref(const std::string& name) const;  // one tensor; empty if absent
   ParamRef ref(const std::string& name, Shape as) const;
   ParamRef fused(const std::string& first_name, int count, Shape shape) const;
 
   // What a layer reads: compute type for matrices, stat type for the rest.
   View weight(ParamRef r) const;
-  View grad(ParamRef r) const;                         // stat type
+  View grad(ParamRef r) const;  // stat type
   // By spec index, for optimizer and checkpoint.
-  View master(int i) const;                            // stat type; Bug in an inference store whose compute type is narrower
-  View copy(int i) const;                              // compute copy that must follow the master; null if none
+  View master(int i) const;  // stat type; Bug in an inference store whose compute type is narrower
+  View copy(int i) const;    // compute copy that must follow the master; null if none
   View gradient(int i) const;
   View moment1(int i) const;
   View moment2(int i) const;
 
   // Sets tensor i from f32 values (rounds to the compute type as well).
   void set(int i, const float* values);
-  void get(int i, float* values) const;                // as f32, from the master if there is one
-  void refresh_copies();                               // compute copies from masters
+  void get(int i, float* values) const;  // as f32, from the master if there is one
+  void refresh_copies();                 // compute copies from masters
   void zero_gradients(ThreadPool& pool);
   // Normal draws by (seed, name, element): independent of layout and of other tensors. Norms become one, biases zero.
   void initialize(const ModelConfig& config, Init method, uint64_t seed, ThreadPool& pool);

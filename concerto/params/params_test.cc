@@ -66,7 +66,8 @@ TEST(ParameterStore, InitialValuesDependOnNameAndSeedOnly) {
   for (int i = 0; i < x.size(); ++i) {
     const int j = y.find(x.specs()[i].name);
     ASSERT_GE(j, 0);
-    EXPECT_EQ(std::memcmp(x.master(i).data, y.master(j).data, static_cast<size_t>(x.master(i).bytes())), 0) << x.specs()[i].name;
+    EXPECT_EQ(std::memcmp(x.master(i).data, y.master(j).data, static_cast<size_t>(x.master(i).bytes())), 0)
+        << x.specs()[i].name;
   }
   EXPECT_EQ(x.master(x.find("model.embed_tokens.weight")).as<float>()[3], 0);  // the padding row
   EXPECT_EQ(x.master(x.find("model.norm.weight")).as<float>()[3], 1);

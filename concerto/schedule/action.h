@@ -1,4 +1,5 @@
-// A training step as data: what one rank does, in order. Two readers play the list: the executor on tensors, the simulator on costs.
+// A training step as data: what one rank does, in order. Two readers play the list: the executor on tensors, the
+// simulator on costs.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +25,17 @@ struct Action {
 struct Schedule {
   std::string name;
   int64_t micro_batches = 0;
-  int64_t slots = 0;     // micro-batches in flight at once, at most: slot = position of a micro-batch among those alive
-  bool split = false;    // uses I and W
+  int64_t slots = 0;   // micro-batches in flight at once, at most: slot = position of a micro-batch among those alive
+  bool split = false;  // uses I and W
   std::vector<Action> actions;
 };
 
-// One stage: `1f1b` plays F B of each micro-batch in turn; `zero_bubble` plays F I W. Error(kConfig) for an unknown name.
+// One stage: `1f1b` plays F B of each micro-batch in turn; `zero_bubble` plays F I W. Error(kConfig) for an unknown
+// name.
 Schedule build_schedule(const std::string& name, int64_t micro_batches);
 
-// Each action after its causes, each exactly once, never more than `slots` micro-batches in flight. Bug naming the first action that breaks a rule.
+// Each action after its causes, each exactly once, never more than `slots` micro-batches in flight. Bug naming the
+// first action that breaks a rule.
 void validate_schedule(const Schedule& schedule);
 
 std::string schedule_text(const Schedule& schedule);  // "F0 B0 F1 B1"

@@ -9,7 +9,8 @@ Schedule build_schedule(const std::string& name, int64_t micro_batches) {
   s.micro_batches = micro_batches;
   s.slots = micro_batches > 0 ? 1 : 0;
   if (name != "1f1b" && name != "zero_bubble")
-    throw Error(ErrorCode::kConfig, "parallel.schedule", fmt::format("'{}' is not a schedule", name), "Use 1f1b or zero_bubble.");
+    throw Error(ErrorCode::kConfig, "parallel.schedule", fmt::format("'{}' is not a schedule", name),
+                "Use 1f1b or zero_bubble.");
   s.split = name == "zero_bubble";
   for (int32_t m = 0; m < micro_batches; ++m) {
     s.actions.push_back({ActionKind::kForward, m});
@@ -26,10 +27,14 @@ Schedule build_schedule(const std::string& name, int64_t micro_batches) {
 namespace {
 char letter(ActionKind kind) {
   switch (kind) {
-    case ActionKind::kForward: return 'F';
-    case ActionKind::kBackward: return 'B';
-    case ActionKind::kBackwardInput: return 'I';
-    case ActionKind::kBackwardWeight: return 'W';
+    case ActionKind::kForward:
+      return 'F';
+    case ActionKind::kBackward:
+      return 'B';
+    case ActionKind::kBackwardInput:
+      return 'I';
+    case ActionKind::kBackwardWeight:
+      return 'W';
   }
   return '?';
 }
@@ -42,9 +47,10 @@ void validate_schedule(const Schedule& s) {
   int64_t alive = 0;
   for (size_t i = 0; i < s.actions.size(); ++i) {
     const Action& a = s.actions[i];
-    CHECK(a.micro_batch >= 0 && a.micro_batch < s.micro_batches, "action {} {}: no such micro-batch", i, action_text(a));
+    CHECK(a.micro_batch >= 0 && a.micro_batch < s.micro_batches, "action {} {}: no such micro-batch", i,
+          action_text(a));
     State& now = state[static_cast<size_t>(a.micro_batch)];
-    const State wanted = a.kind == ActionKind::kForward        ? kWaiting
+    const State wanted = a.kind == ActionKind::kForward          ? kWaiting
                          : a.kind == ActionKind::kBackwardWeight ? kInputDone
                                                                  : kForwarded;
     CHECK(now == wanted, "action {} {} comes before its cause or twice", i, action_text(a));
@@ -55,7 +61,9 @@ void validate_schedule(const Schedule& s) {
         now = kForwarded;
         ++alive;
         break;
-      case ActionKind::kBackwardInput: now = kInputDone; break;
+      case ActionKind::kBackwardInput:
+        now = kInputDone;
+        break;
       case ActionKind::kBackward:
       case ActionKind::kBackwardWeight:
         now = kFinished;

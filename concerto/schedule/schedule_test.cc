@@ -29,8 +29,9 @@ TEST(Schedule, ValidatorFindsEveryBrokenRule) {
   std::swap(early.actions[0], early.actions[1]);
   EXPECT_THROW(validate_schedule(early), Bug);
   Schedule crowded = good;  // F0 F1 ... needs two slots
-  crowded.actions = {{ActionKind::kForward, 0},       {ActionKind::kForward, 1},       {ActionKind::kBackwardInput, 0},
-                     {ActionKind::kBackwardInput, 1}, {ActionKind::kBackwardWeight, 1}, {ActionKind::kBackwardWeight, 0}};
+  crowded.actions = {{ActionKind::kForward, 0},        {ActionKind::kForward, 1},
+                     {ActionKind::kBackwardInput, 0},  {ActionKind::kBackwardInput, 1},
+                     {ActionKind::kBackwardWeight, 1}, {ActionKind::kBackwardWeight, 0}};
   EXPECT_THROW(validate_schedule(crowded), Bug);
   crowded.slots = 2;
   EXPECT_NO_THROW(validate_schedule(crowded));

@@ -1,8 +1,8 @@
-// Owners of memory. `Buffer`: one aligned block for the life of a run. `Arena`: a bump allocator over a Buffer with a high-water mark, reset by
-// whoever owns the lifetime (micro-batch, call). Neither allocates after construction.
+// Owners of memory. `Buffer`: one aligned block for the life of a run. `Arena`: a bump allocator over a Buffer with a
+// high-water mark, reset by whoever owns the lifetime (micro-batch, call). Neither allocates after construction.
 //
-// A *counting* arena has no memory: take() returns views with a null pointer and only moves the mark. Running a step on counting arenas with
-// `Context::dry_run` is how memory is predicted before a run: same code, same order, exact bytes.
+// A *counting* arena has no memory: take() returns views with a null pointer and only moves the mark. Running a step on
+// counting arenas with `Context::dry_run` is how memory is predicted before a run: same code, same order, exact bytes.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ constexpr int64_t align_up(int64_t bytes, int64_t to = kAlignment) { return (byt
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t bytes);  // page-aligned and zeroed by the kernel on first touch; Error(kMemory) if it cannot be had
+  explicit Buffer(
+      int64_t bytes);  // page-aligned and zeroed by the kernel on first touch; Error(kMemory) if it cannot be had
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -32,7 +33,7 @@ class Buffer {
 
 class Arena {
  public:
-  Arena() : counting_(true) {}                       // counting arena
+  Arena() : counting_(true) {}  // counting arena
   explicit Arena(int64_t bytes) : buffer_(bytes), counting_(false) {}
 
   // Contents are undefined (tests poison them with NaN). Error(kMemory) when full.
@@ -40,12 +41,12 @@ class Arena {
   void* take_bytes(int64_t bytes);
 
   int64_t mark() const { return used_; }
-  void release(int64_t mark);                        // back to an earlier mark(); in poison mode fills what was released
+  void release(int64_t mark);  // back to an earlier mark(); in poison mode fills what was released
   void reset() { release(0); }
   int64_t high_water() const { return high_water_; }
   int64_t capacity() const { return buffer_.bytes(); }
   bool counting() const { return counting_; }
-  void poison();                                     // fills the free part with NaN bytes (0xff) now and at every release
+  void poison();  // fills the free part with NaN bytes (0xff) now and at every release
  private:
   Buffer buffer_;
   int64_t used_ = 0, high_water_ = 0;

@@ -44,13 +44,16 @@ void* Arena::take_bytes(int64_t bytes) {
   if (counting_) return nullptr;
   if (used_ > buffer_.bytes()) {
     used_ = at;
-    throw Error(ErrorCode::kMemory, "arena", fmt::format("{} bytes wanted, {} of {} in use", bytes, at, buffer_.bytes()),
+    throw Error(ErrorCode::kMemory, "arena",
+                fmt::format("{} bytes wanted, {} of {} in use", bytes, at, buffer_.bytes()),
                 "This is more than the run was planned for; please report the config.");
   }
   return buffer_.data() + at;
 }
 
-View Arena::take(Shape shape, DType dtype) { return View(take_bytes(shape.elements() * dtype_bytes(dtype)), shape, dtype); }
+View Arena::take(Shape shape, DType dtype) {
+  return View(take_bytes(shape.elements() * dtype_bytes(dtype)), shape, dtype);
+}
 
 void Arena::release(int64_t mark) {
   CHECK(mark <= used_);
@@ -60,7 +63,8 @@ void Arena::release(int64_t mark) {
 
 void Arena::poison() {
   poison_ = true;
-  if (!counting_ && buffer_.data()) std::memset(buffer_.data() + used_, 0xff, static_cast<size_t>(buffer_.bytes() - used_));
+  if (!counting_ && buffer_.data())
+    std::memset(buffer_.data() + used_, 0xff, static_cast<size_t>(buffer_.bytes() - used_));
 }
 
 }  // namespace concerto

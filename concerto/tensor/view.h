@@ -1,5 +1,6 @@
-// A view: pointer, shape (rank <= 4), row stride, dtype. Non-owning and trivially copyable, passed by value. The last dim is contiguous; the
-// rows of a view (all dims but the last, flattened) are `row_stride` elements apart. Owners are Buffer and Arena.
+// A view: pointer, shape (rank <= 4), row stride, dtype. Non-owning and trivially copyable, passed by value. The last
+// dim is contiguous; the rows of a view (all dims but the last, flattened) are `row_stride` elements apart. Owners are
+// Buffer and Arena.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,9 @@ std::string LossGuard::judge(double loss, double grad_norm) {
   if (!std::isfinite(grad_norm)) return fmt::format("the gradient norm is {}", grad_norm);
   if (factor_ > 0 && history_.size() >= kEnough) {
     const double mean = std::accumulate(history_.begin(), history_.end(), 0.0) / static_cast<double>(history_.size());
-    if (loss > factor_ * mean) return fmt::format("the loss is {:.4g}, over {} times the mean {:.4g} of the last {}", loss, factor_, mean, history_.size());
+    if (loss > factor_ * mean)
+      return fmt::format("the loss is {:.4g}, over {} times the mean {:.4g} of the last {}", loss, factor_, mean,
+                         history_.size());
   }
   if (history_.size() == kWindow) history_.erase(history_.begin());
   history_.push_back(loss);
@@ -30,10 +32,17 @@ bool is_finite(View v) {
     for (int64_t c = 0; c < v.cols(); ++c) {
       double x = 0;
       switch (v.dtype) {
-        case DType::kF32: x = row.as<float>()[c]; break;
-        case DType::kF64: x = row.as<double>()[c]; break;
-        case DType::kBF16: x = static_cast<float>(row.as<bf16>()[c]); break;
-        default: return true;
+        case DType::kF32:
+          x = row.as<float>()[c];
+          break;
+        case DType::kF64:
+          x = row.as<double>()[c];
+          break;
+        case DType::kBF16:
+          x = static_cast<float>(row.as<bf16>()[c]);
+          break;
+        default:
+          return true;
       }
       if (!std::isfinite(x)) return false;
     }
@@ -55,7 +64,8 @@ class FirstBad final : public Observer {
 
 }  // namespace
 
-std::string first_bad_tensor(Executor& executor, const ParameterStore& store, std::span<const MicroBatch> micro_batches) {
+std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
+                             std::span<const MicroBatch> micro_batches) {
   FirstBad bad;
   executor.set_observer(&bad);
   std::string found;

@@ -48,7 +48,8 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
     if (config_.model.init == InitFrom::kPretrained)
       start_from_weights();
     else
-      engine_.store().initialize(config_.model.config, config_.model.init_method, static_cast<uint64_t>(config_.run.seed), pool);
+      engine_.store().initialize(config_.model.config, config_.model.init_method,
+                                 static_cast<uint64_t>(config_.run.seed), pool);
   } else {
     resume();
   }
@@ -60,11 +61,14 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   folder_.write_config(config_);
   describe();
 
-  metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_, [this](const std::string& line) { progress_.log(line); });
+  metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_,
+                                             [this](const std::string& line) { progress_.log(line); });
   if (config_.monitor.tensorboard)
-    events_ = std::make_unique<EventWriter>(folder_.dir(), step_, [this](const std::string& line) { progress_.log(line); });
+    events_ =
+        std::make_unique<EventWriter>(folder_.dir(), step_, [this](const std::string& line) { progress_.log(line); });
   if (config_.monitor.trace_steps.size() == 2)
-    trace_ = std::make_unique<TraceWriter>(folder_.file("trace.json"), config_.monitor.trace_steps[0], config_.monitor.trace_steps[1]);
+    trace_ = std::make_unique<TraceWriter>(folder_.file("trace.json"), config_.monitor.trace_steps[0],
+                                           config_.monitor.trace_steps[1]);
   engine_.executor().set_trace(trace_.get());
   const TrainingSection& t = config_.training;
   const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
@@ -76,14 +80,16 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
 Trainer::~Trainer() = default;
 
 void Trainer::start_from_weights() {
-  for (const std::string& line : load_hf_weights(config_.model.path, config_.model.config, engine_.store())) progress_.log(line);
+  for (const std::string& line : load_hf_weights(config_.model.path, config_.model.config, engine_.store()))
+    progress_.log(line);
 }
 
 void Trainer::resume() {
   const std::vector<NamedTensor> tensors = checkpoint_tensors(engine_.store());
   load_checkpoint(folder_.resume_path(), meta_, tensors);
   if (!meta_.config_hash.empty() && meta_.config_hash != run_config_hash(config_))
-    throw Error(ErrorCode::kCheckpoint, folder_.resume_path(), "was saved by a run with other settings (model, data, training, optimizer or seed)",
+    throw Error(ErrorCode::kCheckpoint, folder_.resume_path(),
+                "was saved by a run with other settings (model, data, training, optimizer or seed)",
                 "Use the config.yaml of its run folder, or start from its exported model with model.init: pretrained.");
   engine_.store().refresh_copies();
   guard_.restore(meta_.loss_history);
@@ -130,13 +136,16 @@ int64_t Trainer::data_bytes_to_map() const {
 
 void Trainer::describe() {
   const ModelConfig& m = config_.model.config;
-  progress_.log(fmt::format("model     {} parameters, {} active a token, {}", format_count(static_cast<double>(parameter_count(m))),
+  progress_.log(fmt::format("model     {} parameters, {} active a token, {}",
+                            format_count(static_cast<double>(parameter_count(m))),
                             format_count(static_cast<double>(active_parameter_count(m))), config_.training.dtype));
   for (const SourceInfo& s : source_.sources()) {
-    progress_.log(fmt::format("data      {}: {} tokens in {} documents", s.path, format_count(static_cast<double>(s.tokens)),
+    progress_.log(fmt::format("data      {}: {} tokens in {} documents", s.path,
+                              format_count(static_cast<double>(s.tokens)),
                               format_count(static_cast<double>(s.documents))));
     if (s.dropped_documents > 0)
-      progress_.log(fmt::format("data      {}: {} records are longer than training.seq_length and left out", s.path, s.dropped_documents));
+      progress_.log(fmt::format("data      {}: {} records are longer than training.seq_length and left out", s.path,
+                                s.dropped_documents));
   }
   progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + predicted_bytes_)));
   const TrainingSection& t = config_.training;
@@ -183,7 +192,8 @@ void Trainer::one_step() {
 void Trainer::handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches) {
   const int64_t n = config_.training.global_batch_size, first = step_ * n;
   const std::string bad = first_bad_tensor(engine_.executor(), engine_.store(), micro_batches);
-  const std::string text = fmt::format("{}; batch: samples {} to {}; first bad tensor: {}", why, first, first + n - 1, bad);
+  const std::string text =
+      fmt::format("{}; batch: samples {} to {}; first bad tensor: {}", why, first, first + n - 1, bad);
   constexpr int64_t kMostInARow = 20;  // weights that are broken never give a good step again
   ++skipped_;
   if (config_.training.on_bad_loss == BadStep::kStop || ++skipped_in_a_row_ > kMostInARow)
@@ -221,7 +231,10 @@ void Trainer::evaluate() {
     for (const MicroBatch& b : valid_batches_) engine_.executor().evaluate(b, valid_output_);
   }
   if (StopSignals::requested() != 0) return;  // half an evaluation says nothing
-  const EvalReport report{.step = step_, .valid_loss = valid_output_.loss(), .valid_tokens = valid_output_.loss_count[0], .seconds = now() - begin};
+  const EvalReport report{.step = step_,
+                          .valid_loss = valid_output_.loss(),
+                          .valid_tokens = valid_output_.loss_count[0],
+                          .seconds = now() - begin};
   meta_.valid_loss = report.valid_loss;
   if (report.valid_loss < meta_.best_valid_loss) {
     meta_.best_valid_loss = report.valid_loss;

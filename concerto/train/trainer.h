@@ -24,15 +24,18 @@ namespace concerto {
 // How `train` reads data.train.
 BatchSourceOptions train_source_options(const RunConfig& config);
 
-// Everything that a step needs, and nothing of files: model, store, executor, optimizer. `train`, `bench step` and tests step the same object.
+// Everything that a step needs, and nothing of files: model, store, executor, optimizer. `train`, `bench step` and
+// tests step the same object.
 class StepEngine {
  public:
   // `docs_per_row`: documents of a usual row, which the predicted memory counts on.
-  StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, double docs_per_row = 1, bool poison = false);
+  StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, double docs_per_row = 1,
+             bool poison = false);
 
-  // Forward, backward, norm, clipping and update on `micro_batches`. Fills the numbers of `report` (not its times); a step that `guard` (may be
-  // null) finds bad changes no weight and is marked skipped; `why` then says why.
-  void step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report, std::string& why);
+  // Forward, backward, norm, clipping and update on `micro_batches`. Fills the numbers of `report` (not its times); a
+  // step that `guard` (may be null) finds bad changes no weight and is marked skipped; `why` then says why.
+  void step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
+            std::string& why);
 
   ParameterStore& store() { return *store_; }
   Executor& executor() { return *executor_; }

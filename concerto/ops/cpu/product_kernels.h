@@ -30,9 +30,9 @@ struct ProductKernels {
   int nr;    // columns of a register tile: B panels are this wide
 
   // Packing, by source type; null where this table cannot read it. Strides in elements, k in elements; the last word of
-  // a row is filled up with zero. Panels are `panel_words` apart, at least words * width + kPanelGap, and for A kTileWords * mr + kPanelGap. A
-  // [rows, k] -> panels [rows / mr], [words][mr] or in an order of the table's own; what a last, partial panel holds
-  // beyond its rows is undefined.
+  // a row is filled up with zero. Panels are `panel_words` apart, at least words * width + kPanelGap, and for A
+  // kTileWords * mr + kPanelGap. A [rows, k] -> panels [rows / mr], [words][mr] or in an order of the table's own; what
+  // a last, partial panel holds beyond its rows is undefined.
   void (*pack_a_rows[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words);
   // A^T [k, rows] -> the same.
   void (*pack_a_cols[2])(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words);

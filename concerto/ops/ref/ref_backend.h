@@ -1,4 +1,5 @@
-// The reference backend: every op in plain loops, f32, bf16 (through float loads and stores) and f64, sums in double. Judges the others.
+// The reference backend: every op in plain loops, f32, bf16 (through float loads and stores) and f64, sums in double.
+// Judges the others.
 #pragma once
 
 #include "concerto/ops/backend.h"
