@@ -38,7 +38,7 @@ const KernelTable& kernel_table(Isa isa) {
       {vector_avx512_bf16::kRows, &vector_avx512_bf16::kSoftmax, vector_avx512_bf16::kOptimizer,
        vector_avx512_bf16::kAttention},
   };
-  return tables[static_cast<int>(isa)];
+  return tables[static_cast<int>(isa == Isa::kAmxBf16 ? Isa::kAvx512Bf16 : isa)];  // tiles are for products
 }
 
 void fill_vector_kernels(Backend& backend, Isa isa) {
