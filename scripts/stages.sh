@@ -8,7 +8,7 @@ suite_start=$SECONDS
 # Compilers are started through ccache where it is installed; a second clone in another folder finds the first one's results.
 use_ccache() {
   command -v ccache >/dev/null || return 0
-  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 }
 
 # stage NAME COMMAND...: runs the command. When it fails: says how to run it alone, and ends the script with its exit code.
