@@ -6,8 +6,11 @@
 namespace concerto {
 
 std::string LossGuard::judge(double loss, double grad_norm) {
-  if (!std::isfinite(loss)) return fmt::format("the loss is {}", loss);
-  if (!std::isfinite(grad_norm)) return fmt::format("the gradient norm is {}", grad_norm);
+  const auto print = [](double x) {
+    return std::isnan(x) ? std::string("nan") : fmt::format("{}", x);
+  };  // -nan says no more
+  if (!std::isfinite(loss)) return "the loss is " + print(loss);
+  if (!std::isfinite(grad_norm)) return "the gradient norm is " + print(grad_norm);
   if (factor_ > 0 && history_.size() >= kEnough) {
     const double mean = std::accumulate(history_.begin(), history_.end(), 0.0) / static_cast<double>(history_.size());
     if (loss > factor_ * mean)

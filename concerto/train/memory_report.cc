@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
+#include <span>
 #include <string_view>
 
+#include "concerto/base/error.h"
 #include "concerto/train/human_units.h"
 
 namespace concerto {
@@ -23,17 +26,35 @@ int64_t kilobytes(std::string_view status, std::string_view name) {
   return value * 1024;
 }
 
+// The file's beginning, in `text`.
+std::string_view read_file(const char* path, std::span<char> text) {
+  size_t size = 0;
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  for (ssize_t n; size < text.size() && (n = ::read(fd, text.data() + size, text.size() - size)) > 0;)
+    size += static_cast<size_t>(n);
+  ::close(fd);
+  return {text.data(), size};
+}
+
 }  // namespace
+
+int64_t read_available_memory() {
+  char text[8192];
+  const std::string_view info = read_file("/proc/meminfo", text);
+  return kilobytes(info, "\nMemAvailable:") + kilobytes(info, "\nSwapFree:");
+}
+
+void check_memory(int64_t wanted, int64_t available) {
+  if (available <= 0 || wanted <= available) return;
+  throw Error(ErrorCode::kMemory, "memory",
+              fmt::format("the run would take {}, {} are free", format_bytes(wanted), format_bytes(available)),
+              "Use a smaller training.micro_batch_size or seq_length, parallel.recompute: full, or a smaller model.");
+}
 
 ProcessMemory read_process_memory() {
   char text[8192];
-  size_t size = 0;
-  const int fd = ::open("/proc/self/status", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  for (ssize_t n; size < sizeof(text) && (n = ::read(fd, text + size, sizeof(text) - size)) > 0;)
-    size += static_cast<size_t>(n);
-  ::close(fd);
-  const std::string_view status(text, size);
+  const std::string_view status = read_file("/proc/self/status", text);
   return {.rss_bytes = kilobytes(status, "\nVmRSS:"),
           .peak_bytes = kilobytes(status, "\nVmHWM:"),
           .anonymous_bytes = kilobytes(status, "\nRssAnon:")};

@@ -15,6 +15,13 @@ struct ProcessMemory {
 // From /proc/self/status; zeros where that does not exist. Allocates nothing, takes some ten microseconds.
 ProcessMemory read_process_memory();
 
+// What the machine can still give (MemAvailable and SwapFree of /proc/meminfo); 0 where that does not exist.
+int64_t read_available_memory();
+
+// Error(kMemory) where `wanted` bytes are more than `available`, if that is known: better said before the first step
+// than by the kernel, which kills without a word.
+void check_memory(int64_t wanted, int64_t available);
+
 struct MemoryReport {
   int64_t baseline_bytes = 0;   // resident before the run's buffers were made
   int64_t predicted_bytes = 0;  // what the run was predicted to add to it at its peak

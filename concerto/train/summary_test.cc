@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "concerto/base/error.h"
 #include "concerto/train/test_folder.h"
 
 namespace concerto {
@@ -96,6 +97,19 @@ TEST(Summary, StoppedAndResumedRunsSaySo) {
   EXPECT_NE(text.find("  skipped steps 2 with a bad loss\n"), std::string::npos);
   EXPECT_EQ(text.find("best valid"), std::string::npos);
   EXPECT_EQ(text.find("In none"), std::string::npos);
+}
+
+TEST(Memory, ARunThatDoesNotFitIsSaidBeforeItStarts) {
+  EXPECT_GT(read_available_memory(), 0);
+  check_memory(5, 5);
+  check_memory(int64_t{1} << 60, 0);  // unknown
+  try {
+    check_memory(int64_t{3} << 30, int64_t{2} << 30);
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, ErrorCode::kMemory);
+    EXPECT_NE(std::string(e.what()).find("would take 3.00 GiB, 2.00 GiB are free"), std::string::npos) << e.what();
+  }
 }
 
 }  // namespace

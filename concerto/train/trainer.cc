@@ -43,7 +43,11 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
       baseline_bytes_(read_process_memory().rss_bytes),
       engine_(config_, backend, pool, docs_per_row()),
       guard_(config_.training.spike_factor) {
+  check_memory(engine_.predicted_bytes(), read_available_memory());  // its buffers are mapped, but not yet touched
   for (const std::string& note : folder_.notes()) progress_.log("passed over " + note);
+  constexpr int64_t kManyParameters = 50'000'000;  // take some seconds
+  if (const int64_t n = parameter_count(config_.model.config); n > kManyParameters)
+    progress_.status(fmt::format("setting up {} parameters", format_count(static_cast<double>(n))));
   if (folder_.resume_path().empty()) {
     if (config_.model.init == InitFrom::kPretrained)
       start_from_weights();
@@ -149,6 +153,8 @@ void Trainer::describe() {
   }
   progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + predicted_bytes_)));
   const TrainingSection& t = config_.training;
+  if (step_ >= t.steps)
+    return progress_.log(fmt::format("run       {}: all {} steps are done already", folder_.dir(), t.steps));
   progress_.log(fmt::format("run       {}: steps {} to {}, {} tokens a step", folder_.dir(), step_ + 1, t.steps,
                             format_count(static_cast<double>(t.global_batch_size * t.seq_length))));
 }
