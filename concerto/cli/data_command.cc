@@ -76,7 +76,7 @@ void decode(const Options& options) {
   for (const int32_t id : options.ids)
     if (id < 0 || id >= tokenizer.vocab_size())
       throw Error(ErrorCode::kUsage, "IDS", fmt::format("{} is not an id of {}", id, options.tokenizer),
-                  fmt::format("use 0 to {}", tokenizer.vocab_size() - 1));
+                  fmt::format("Use 0 to {}", tokenizer.vocab_size() - 1));
   const std::string text = tokenizer.decode(options.ids, !options.keep_special);
   fmt::print("{}\n", options.json ? json_quote(text) : text);
 }

@@ -1,7 +1,10 @@
 #include "concerto/cli/eval_command.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -96,17 +99,21 @@ void run_eval(const EvalArguments& a, const std::vector<std::string>& rest) {
                       .one_pass = true});
   int64_t samples = source.rows_per_pass();
   if (c.training.eval_batches > 0) samples = std::min(samples, c.training.eval_batches * rows);
+  const bool terminal = ::isatty(STDERR_FILENO) == 1 && !a.json;
   StepOutput out;
   std::vector<MicroBatch> batches;
   for (int64_t at = 0; at < samples; at += rows) {
     source.fill(at, std::min(rows, samples - at), rows, batches);
     for (const MicroBatch& b : batches) executor.evaluate(b, out);
+    if (terminal) fmt::print(stderr, "\r{} of {} sequences ", std::min(at + rows, samples), samples);
   }
+  if (terminal) std::fputs("\r\033[K", stderr);
   if (out.loss_count[0] == 0)
     throw Error(ErrorCode::kData, c.data.valid[0].path,
                 "holds no token that counts: all are masked, or each document has one token", "Give other data.");
   if (!std::isfinite(out.loss()))
-    throw Error(ErrorCode::kNumeric, from, fmt::format("the loss is {}", out.loss()),
+    throw Error(ErrorCode::kNumeric, from,
+                std::isnan(out.loss()) ? std::string("the loss is nan") : fmt::format("the loss is {}", out.loss()),
                 "Look for the tensor with `concerto checkpoint verify`.");
   if (a.json)
     fmt::print("{}\n", nlohmann::json{{"weights", from},

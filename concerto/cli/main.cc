@@ -2,4 +2,7 @@
 // (docs/errors.md).
 #include "concerto/cli/program.h"
 
-int main(int argc, char** argv) { return concerto::run_program(argc, argv); }
+int main(int argc, char** argv) {
+  concerto::hold_standard_streams();
+  return concerto::run_program(argc, argv);
+}

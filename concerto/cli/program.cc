@@ -1,5 +1,8 @@
 #include "concerto/cli/program.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
@@ -82,11 +85,18 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& parse) {
 // Standard output that took less than it was given: a full disk, or a reader that is gone.
 Error output_error(int reason) {
   return Error(ErrorCode::kIo, "standard output",
-               fmt::format("cannot be written: {}", std::generic_category().message(reason == 0 ? EIO : reason)),
+               reason == 0 ? std::string("a part of it could not be written")
+                           : fmt::format("cannot be written: {}", std::generic_category().message(reason)),
                "Free space on the disk, or send it elsewhere.");
 }
 
 }  // namespace
+
+void hold_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) == -1) [[maybe_unused]]
+      const int lowest = ::open("/dev/null", O_RDONLY);  // is `fd`; writing to it fails, as it should
+}
 
 int run_program(int argc, const char* const* argv) {
   const bool json = std::any_of(argv, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });

@@ -108,6 +108,20 @@ TEST(Program, SaysHowToGetAModelFolder) {
   fs::remove_all(dir);
 }
 
+TEST(Program, AClosedStreamDoesNotGiveItsNumberToAFile) {
+  std::fflush(stdout);
+  const int saved = ::dup(STDOUT_FILENO);
+  ::close(STDOUT_FILENO);
+  hold_standard_streams();
+  const int file = ::open("/dev/null", O_WRONLY);
+  const auto written = ::write(STDOUT_FILENO, "x", 1);
+  ::dup2(saved, STDOUT_FILENO);
+  ::close(saved);
+  ::close(file);
+  EXPECT_GT(file, STDERR_FILENO);
+  EXPECT_EQ(written, -1);
+}
+
 // Results that did not reach the disk are no success.
 TEST(Program, AFullDiskBehindStandardOutputIsAnError) {
   for (const std::vector<const char*>& arguments :
