@@ -118,7 +118,8 @@ std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& me
 CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
   const std::string manifest_path = path + "/" + kManifest;
   if (!path_exists(manifest_path))
-    throw Error(ErrorCode::kCheckpoint, path, fmt::format("holds no {}: not a checkpoint", kManifest));
+    throw Error(ErrorCode::kCheckpoint, path, fmt::format("holds no {}: not a checkpoint", kManifest),
+                "Name a folder checkpoint-N of a run.");
   Manifest manifest = parse_manifest(read_text_file(manifest_path, int64_t{1} << 32), manifest_path);
   sequence_ = manifest.sequence;
   meta_ = std::move(manifest.meta);

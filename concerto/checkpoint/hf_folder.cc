@@ -42,9 +42,12 @@ std::string faults_text(const std::vector<std::string>& faults) {
   return fmt::format("{} fault{}", faults.size(), faults.size() == 1 ? "" : "s");
 }
 
+// One line each; of very many (another model altogether) the first.
 std::string listing(const std::vector<std::string>& lines) {
+  constexpr size_t kMostLines = 50;
   std::string text;
-  for (const std::string& line : lines) text += "\n  " + line;
+  for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i) text += "\n  " + lines[i];
+  if (lines.size() > kMostLines) text += fmt::format("\n  ... and {} more", lines.size() - kMostLines);
   return text;
 }
 
