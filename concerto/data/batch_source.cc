@@ -18,6 +18,13 @@ constexpr int64_t kCheckAtStart = int64_t{1} << 25;
 // in the order.
 constexpr int64_t kPackWindow = 500;
 
+bool any_trained(const IndexedDataset& data) {
+  for (int64_t d = 0; d < data.documents(); ++d)
+    for (int64_t t = 0; t < data.document_tokens(d); ++t)
+      if (data.mask(d)[t]) return true;
+  return false;
+}
+
 }  // namespace
 
 // The tokens of one row in order. Those from `tokens` on are read ahead for the targets at the row's end and are no
@@ -215,6 +222,9 @@ BatchSource::BatchSource(const BatchSourceOptions& options) : options_(options) 
                   "Split the file");
     if (data.tokens() == 0)
       throw Error(ErrorCode::kData, source.path, "holds no tokens", "Pack some text: concerto data pack");
+    if (data.has_mask() && !any_trained(data))
+      throw Error(ErrorCode::kData, source.path + ".lsm", "no token is to be learnt: the mask is zero everywhere",
+                  "Pack the conversations again, some answers with label 1");
     if (data.tokens() <= kCheckAtStart) data.check_vocabulary(options_.vocab_size);
     SourceInfo info{.path = source.path, .documents = data.documents(), .tokens = data.tokens()};
     if (data.has_mask()) {

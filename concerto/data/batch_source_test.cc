@@ -318,6 +318,8 @@ TEST(BatchSource, NamesWhatIsWrong) {
   expect_error(ErrorCode::kData, {"empty", "no tokens"}, [&] { build({{folder / "empty", 1}}); });
   expect_error(ErrorCode::kData, {"a.bin", "document 0", "vocabulary"}, [&] { build({{folder / "a", 1}}, 59999); });
   expect_error(ErrorCode::kData, {"long", "seq_length"}, [&] { build({{folder / "long", 1}}); });
+  write_documents(folder / "masked", {{1, 2}, {3}}, 10, {{0, 0}, {0}});
+  expect_error(ErrorCode::kData, {"masked.lsm", "zero everywhere"}, [&] { build({{folder / "masked", 1}}); });
 }
 
 }  // namespace
