@@ -12,6 +12,7 @@
 #include "concerto/arch/model_spec.h"
 #include "concerto/base/rng.h"
 #include "concerto/cli/backends.h"
+#include "concerto/cli/bench_moe.h"
 #include "concerto/cli/option_checks.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/memory_report.h"
@@ -207,6 +208,7 @@ void add_bench_command(CLI::App& app) {
                 "a command that prints JSON lines with tokens_per_s; run after, its ratio printed");
   c->add_flag("--json", a->json, "one JSON object a line");
   c->callback([a] { run_bench_step(*a); });
+  add_bench_moe(*bench);
 }
 
 }  // namespace concerto
