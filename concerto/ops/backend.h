@@ -13,6 +13,7 @@
 #include "concerto/ops/rms_norm.h"
 #include "concerto/ops/rope.h"
 #include "concerto/ops/router.h"
+#include "concerto/ops/routing.h"
 #include "concerto/ops/swiglu.h"
 
 namespace concerto {
@@ -28,6 +29,7 @@ struct Backend {
   SwigluKernels swiglu;
   EmbeddingKernels embedding;
   RouterKernels router;
+  RoutingKernels routing;
   PermuteKernels permute;
   CrossEntropyKernels cross_entropy;
   ElementwiseKernels elementwise;

@@ -35,6 +35,7 @@ const Backend& ref_backend() {
                                .swiglu = ref::swiglu(),
                                .embedding = ref::embedding(),
                                .router = ref::router(),
+                               .routing = ref::routing(),
                                .permute = ref::permute(),
                                .cross_entropy = ref::cross_entropy(),
                                .elementwise = ref::elementwise(),

@@ -72,6 +72,7 @@ AttentionKernels attention();
 SwigluKernels swiglu();
 EmbeddingKernels embedding();
 RouterKernels router();
+RoutingKernels routing();
 PermuteKernels permute();
 CrossEntropyKernels cross_entropy();
 ElementwiseKernels elementwise();

@@ -50,6 +50,7 @@ void fill_vector_kernels(Backend& backend, Isa isa) {
   fill_permute(backend, isa);
   fill_cross_entropy(backend, isa);
   fill_router(backend, isa);
+  fill_routing(backend, isa);
   fill_optimizer(backend, isa);
   fill_attention(backend, isa);
 }
