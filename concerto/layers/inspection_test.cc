@@ -4,7 +4,7 @@
 
 #include "concerto/base/rng.h"
 #include "concerto/ops/ref/ref_backend.h"
-#include "concerto/ops/routing_model.h"
+#include "concerto/ops/test_routing_model.h"
 
 namespace concerto::test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "concerto/ops/permute.h"
 #include "concerto/ops/routing.h"
-#include "concerto/ops/routing_test_case.h"
+#include "concerto/ops/test_routing_case.h"
 
 namespace concerto::test {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "concerto/ops/routing_test_case.h"
+#include "concerto/ops/test_routing_case.h"
 
 namespace concerto::test {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "concerto/ops/op_test.h"
-#include "concerto/ops/routing_model.h"
+#include "concerto/ops/test_routing_model.h"
 
 namespace concerto::test {
 
