@@ -59,6 +59,14 @@ class CheckpointCommand : public testing::Test {
   std::string dir_ = testing::TempDir() + "concerto_checkpoint_command_" + std::to_string(getpid());
 };
 
+TEST_F(CheckpointCommand, LatestOfARunStandsForItsCheckpoint) {
+  run({"import", "tests/golden/dense-tiny", "--output", at("run")});
+  const json named = lines(run({"inspect", at("run") + "/latest", "--json"})).at(0);
+  EXPECT_EQ(named["kind"], "checkpoint");
+  EXPECT_EQ(named["path"], at("run") + "/checkpoint-0");
+  EXPECT_EQ(lines(run({"verify", at("run") + "/latest", "--json"})).at(0)["ok"], true);
+}
+
 TEST_F(CheckpointCommand, InspectsAModelAndAFile) {
   const std::string model = "tests/golden/moe-tiny";
   const std::string table = run({"inspect", model});
