@@ -273,7 +273,7 @@ void Trainer::save() {
     remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
   } catch (const Error& e) {
     if (e.code != ErrorCode::kIo) throw;
-    unsaved_ = fmt::format("the last checkpoint could not be saved: {}", e.what());
+    unsaved_ = fmt::format("the last checkpoint could not be saved: {}: {}", e.where, e.problem);
     progress_.log(fmt::format("WARNING: checkpoint {} could not be saved: {}", step_, e.what()));
   }
 }
@@ -291,7 +291,7 @@ void Trainer::finish(RunSummary& s) {
       exported_ = dir + "/model";
     } catch (const Error& e) {
       if (e.code != ErrorCode::kIo) throw;
-      unsaved_ = fmt::format("the model could not be exported: {}", e.what());
+      unsaved_ = fmt::format("the model could not be exported: {}: {}", e.where, e.problem);
       progress_.log(fmt::format("WARNING: the model could not be exported: {}", e.what()));
     }
   }
