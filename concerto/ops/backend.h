@@ -1,5 +1,6 @@
-// A backend is a table of kernels, filled by an explicit list in ops/<backend>/backend.cc. `ref` has every op in plain loops. What a stage needs is asked at
-// start-up (`check_backend`); a backend that is not built is a stub that says how to get it.
+// A backend is a table of kernels, filled by an explicit list in ops/<backend>/backend.cc. `ref` has every op in plain
+// loops. What a stage needs is asked at start-up (`check_backend`); a backend that is not built is a stub that says how
+// to get it.
 #pragma once
 
 #include "concerto/ops/attention.h"
