@@ -59,7 +59,8 @@ View Arena::take(Shape shape, DType dtype) {
 
 void Arena::release(int64_t mark) {
   CHECK(mark <= used_);
-  if (poison_ && !counting_) std::memset(buffer_.data() + mark, 0xff, static_cast<size_t>(used_ - mark));
+  if (poison_ && !counting_ && mark < used_)
+    std::memset(buffer_.data() + mark, 0xff, static_cast<size_t>(used_ - mark));
   used_ = mark;
 }
 

@@ -30,6 +30,13 @@ TEST(Arena, PoisonFillsReleasedMemory) {
   EXPECT_TRUE(std::isnan(a.take({4}, DType::kF32).as<float>()[3]));
 }
 
+TEST(Arena, EmptyArenasArePoisonedToo) {  // found by the undefined-behaviour sanitizer
+  Arena a(0);
+  a.poison();
+  ArenaScope scope(a);
+  EXPECT_EQ(a.take({0}, DType::kF32).elements(), 0);
+}
+
 TEST(View, RowAndColumnRanges) {
   float x[6] = {0, 1, 2, 3, 4, 5};
   const View v(x, {2, 3}, DType::kF32);
