@@ -187,8 +187,7 @@ struct Bench {
 
   void experts() {
     const int64_t tokens = 8192, k = 6, experts = 64, hidden = 512;
-    const View x = compute({tokens, hidden}), y = compute({tokens, hidden}), rows = compute({tokens * k, hidden}),
-               drows = compute({tokens * k, hidden});
+    const View x = compute({tokens, hidden}), y = compute({tokens, hidden}), rows = compute({tokens * k, hidden});
     const View logits = stat({tokens, experts}), probs = stat({tokens, experts}), bias = stat({experts}),
                weights = stat({tokens, k}), dweights = stat({tokens, k});
     const View chosen = ids({tokens, k}, experts), row_of = ids({tokens, k}, 1), row_token = ids({tokens * k}, 1),
@@ -218,12 +217,8 @@ struct Bench {
     streams("gather_rows", {rows, x}, [&] { gather_rows(ctx, {.x = x, .row_token = row_token, .rows = rows}); });
     streams("gather_rows_backward", {rows, x},
             [&] { gather_rows_backward(ctx, {.drows = rows, .row_of = row_of, .dx = x}); });
-    streams("combine_rows", {rows, x, y},
-            [&] { combine_rows(ctx, {.rows = rows, .row_of = row_of, .weights = weights, .add = x, .y = y}); });
-    streams("combine_rows_backward", {rows, drows, y}, [&] {
-      combine_rows_backward(
-          ctx, {.dy = y, .rows = rows, .row_of = row_of, .weights = weights, .drows = drows, .dweights = dweights});
-    });
+    streams("combine_rows", {rows, x, x, y},
+            [&] { combine_rows(ctx, {.rows = rows, .row_of = row_of, .add = x, .residual = x, .y = y}); });
     owners.clear();
   }
 

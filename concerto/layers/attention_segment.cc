@@ -7,7 +7,7 @@ namespace {
 struct AttentionSaved {
   View x;         // [T, H]
   View rstd;      // [T]
-  View normed;    // [T, H]
+  View normed;    // [T, H], made again in backward_input
   View qkv;       // [T, (N + 2 N_kv) * D] after rope
   View attended;  // [T, N * D]
   View lse;       // [T, N]
@@ -42,11 +42,14 @@ void AttentionSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& 
   const DType type = in.hidden.dtype, stat = stat_dtype(type);
   s.x = in.hidden;
   s.rstd = arena.take({tokens}, stat);
-  s.normed = arena.take(in.hidden.shape, type);
   s.qkv = arena.take({tokens, qkv_.out_features()}, type);
   s.attended = arena.take({tokens, q_cols_}, type);
-  norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
-  qkv_.forward(ctx.ops, s.normed, s.qkv);
+  {
+    ArenaScope scope(*ctx.ops.scratch);
+    const View normed = ctx.ops.scratch->take(in.hidden.shape, type);
+    norm_.forward(ctx.ops, s.x, normed, s.rstd);
+    qkv_.forward(ctx.ops, normed, s.qkv);
+  }
   rope_apply(ctx.ops, {.x = qk(s.qkv), .positions = ctx.tokens->positions, .cos_sin = cos_sin_});
   if (ctx.cache) {
     attend_cached(ctx, s.qkv, s.attended);
@@ -92,7 +95,7 @@ void AttentionSegment::backward_input(const SegmentContext& ctx, const Acts& dou
   Arena& arena = *saved.backward;
   s.dy = dout.hidden;
   s.dqkv = arena.take(s.qkv.shape, s.qkv.dtype);
-  s.dnormed = arena.take(s.normed.shape, s.normed.dtype);
+  s.dnormed = arena.take(s.x.shape, s.x.dtype);
   {
     ArenaScope scope(*ctx.ops.scratch);
     const View dattended = ctx.ops.scratch->take(s.attended.shape, s.attended.dtype);
@@ -114,8 +117,9 @@ void AttentionSegment::backward_input(const SegmentContext& ctx, const Acts& dou
   }
   rope_apply(ctx.ops, {.x = qk(s.dqkv), .positions = ctx.tokens->positions, .cos_sin = cos_sin_, .inverse = true});
   qkv_.backward_input(ctx.ops, s.dqkv, s.dnormed);
+  s.normed = arena.take(s.x.shape, s.x.dtype);
   din.hidden = arena.take(s.x.shape, s.x.dtype);
-  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden);
+  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden, s.normed);
 }
 
 void AttentionSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {

@@ -31,9 +31,10 @@ struct NormLayer {
   void forward(const Context& ctx, View x, View y, View rstd) const {
     rms_norm_forward(ctx, {.x = x, .w = store->weight(w), .eps = eps, .y = y, .rstd = rstd});
   }
-  void backward_input(const Context& ctx, View dy, View x, View rstd, View residual, View dx) const {
-    rms_norm_backward_input(ctx,
-                            {.dy = dy, .x = x, .w = store->weight(w), .rstd = rstd, .residual = residual, .dx = dx});
+  // `y`: forward's result again, or null.
+  void backward_input(const Context& ctx, View dy, View x, View rstd, View residual, View dx, View y = {}) const {
+    rms_norm_backward_input(
+        ctx, {.dy = dy, .x = x, .w = store->weight(w), .rstd = rstd, .residual = residual, .dx = dx, .y = y});
   }
   void backward_weight(const Context& ctx, View dy, View x, View rstd) const {
     rms_norm_backward_weight(ctx, {.dy = dy, .x = x, .rstd = rstd, .dw = store->grad(w)});

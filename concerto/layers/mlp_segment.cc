@@ -10,19 +10,19 @@ Mlp::Mlp(const ParameterStore& store, const std::string& p, int64_t width, int64
 
 void Mlp::forward(const SegmentContext& ctx, View x, View y, MlpSaved& s, Arena& arena) const {
   s.gate_up = arena.take({x.rows(), gate_up.out_features()}, x.dtype);
-  s.act = arena.take({x.rows(), gate_up.out_features() / 2}, x.dtype);
+  ArenaScope scope(*ctx.ops.scratch);
+  const View act = ctx.ops.scratch->take({x.rows(), gate_up.out_features() / 2}, x.dtype);
   gate_up.forward(ctx.ops, x, s.gate_up);
-  swiglu_forward(ctx.ops, {.gate_up = s.gate_up, .act = s.act});
-  down.forward(ctx.ops, s.act, y);
+  swiglu_forward(ctx.ops, {.gate_up = s.gate_up, .act = act});
+  down.forward(ctx.ops, act, y);
 }
 
-void Mlp::backward_input(const SegmentContext& ctx, View dy, View dx, bool accumulate, MlpSaved& s) const {
-  {
-    ArenaScope scope(*ctx.ops.scratch);
-    const View dact = ctx.ops.scratch->take(s.act.shape, s.act.dtype);
-    down.backward_input(ctx.ops, dy, dact);
-    swiglu_backward(ctx.ops, {.gate_up = s.gate_up, .dact = dact, .dgate_up = s.gate_up});
-  }
+void Mlp::backward_input(const SegmentContext& ctx, View dy, View dx, bool accumulate, MlpSaved& s,
+                         Arena& arena) const {
+  s.act = arena.take({dy.rows(), gate_up.out_features() / 2}, dy.dtype);
+  const View dact = s.act;  // its gradient first, then the act itself
+  down.backward_input(ctx.ops, dy, dact);
+  swiglu_backward(ctx.ops, {.gate_up = s.gate_up, .dact = dact, .dgate_up = s.gate_up, .act = s.act});
   gate_up.backward_input(ctx.ops, s.gate_up, dx, accumulate);
 }
 
@@ -33,7 +33,8 @@ void Mlp::backward_weight(const SegmentContext& ctx, View x, View dy, MlpSaved& 
 
 namespace {
 struct MlpSegmentSaved {
-  View x, rstd, normed;  // [T, H], [T], [T, H]
+  View x, rstd;  // [T, H], [T]
+  View normed;   // [T, H], made again in backward_input
   MlpSaved mlp;
   View dy, dnormed;  // [T, H]
 };
@@ -55,12 +56,11 @@ void MlpSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, S
   Arena& arena = *saved.forward;
   s.x = in.hidden;
   s.rstd = arena.take({ctx.tokens->count}, stat_dtype(s.x.dtype));
-  s.normed = arena.take(s.x.shape, s.x.dtype);
-  norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
   out.hidden = saved.output->take(s.x.shape, s.x.dtype);
   ArenaScope scope(*ctx.ops.scratch);
-  const View y = ctx.ops.scratch->take(s.x.shape, s.x.dtype);
-  mlp_.forward(ctx, s.normed, y, s.mlp, arena);
+  const View normed = ctx.ops.scratch->take(s.x.shape, s.x.dtype), y = ctx.ops.scratch->take(s.x.shape, s.x.dtype);
+  norm_.forward(ctx.ops, s.x, normed, s.rstd);
+  mlp_.forward(ctx, normed, y, s.mlp, arena);
   if (ctx.observer) ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
   add(ctx.ops, {.a = s.x, .b = y, .out = out.hidden});
   if (ctx.observer) ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
@@ -70,9 +70,10 @@ void MlpSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Act
   auto& s = saved.as<MlpSegmentSaved>();
   s.dy = dout.hidden;
   s.dnormed = saved.backward->take(s.x.shape, s.x.dtype);
-  mlp_.backward_input(ctx, s.dy, s.dnormed, false, s.mlp);
+  mlp_.backward_input(ctx, s.dy, s.dnormed, false, s.mlp, *saved.backward);
+  s.normed = saved.backward->take(s.x.shape, s.x.dtype);
   din.hidden = saved.backward->take(s.x.shape, s.x.dtype);
-  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden);
+  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden, s.normed);
 }
 
 void MlpSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
@@ -97,7 +98,7 @@ void SharedExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Ac
 void SharedExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   auto& s = saved.as<SharedSaved>();
   s.dy = dout.mlp;
-  mlp_.backward_input(ctx, s.dy, din.normed, true, s.mlp);
+  mlp_.backward_input(ctx, s.dy, din.normed, true, s.mlp, *saved.backward);
   din.mlp = {};
 }
 

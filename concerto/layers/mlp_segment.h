@@ -9,7 +9,7 @@ namespace concerto {
 
 struct MlpSaved {
   View gate_up;  // [T, 2 F]; becomes its gradient in backward_input
-  View act;      // [T, F]
+  View act;      // [T, F], made again in backward_input
 };
 
 struct Mlp {
@@ -17,7 +17,7 @@ struct Mlp {
   Mlp() = default;
   Mlp(const ParameterStore& store, const std::string& prefix, int64_t width, int64_t hidden);  // "model.layers.0.mlp."
   void forward(const SegmentContext& ctx, View x, View y, MlpSaved& s, Arena& arena) const;
-  void backward_input(const SegmentContext& ctx, View dy, View dx, bool accumulate, MlpSaved& s) const;
+  void backward_input(const SegmentContext& ctx, View dy, View dx, bool accumulate, MlpSaved& s, Arena& arena) const;
   void backward_weight(const SegmentContext& ctx, View x, View dy, MlpSaved& s) const;
 };
 

@@ -13,12 +13,15 @@ struct DispatchSaved {
   View row_of;  // [T, K]
 };
 struct ExpertsSaved {
-  View x, gate_up, act;  // [R, H], [R, 2 F] (becomes its gradient), [R, F]
-  View offsets;          // [E + 1]
-  View dy;               // [R, H]
+  View x, x_source;    // what came in: [R, H], or [T, H] and [R]
+  View weights;        // [R]
+  View gate_up;        // [R, 2 F] (becomes its gradient)
+  View offsets;        // [E + 1]
+  View dy, dy_source;  // likewise
+  View act;            // [R, F] weighted, from backward_input on
 };
 struct CombineSaved {
-  View rows, weights, row_of;
+  View row_token;  // [R]
   bool has_shared;
 };
 
@@ -113,16 +116,22 @@ void RouterSegment::backward_weight(const SegmentContext& ctx, Saved& saved) con
 DispatchSegment::DispatchSegment(const ModelConfig& c, int layer)
     : Segment({.name = segment_name(layer, "dispatch"), .layer = layer}), top_k_(c.moe_k) {}
 
+// The experts' products read the rows of normed where they are; only the weights move.
 void DispatchSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   saved.start<DispatchSaved>().row_of = in.row_of;
-  out.rows = saved.forward->take({ctx.tokens->count * top_k_, in.normed.cols()}, in.normed.dtype);
-  gather_rows(ctx.ops, {.x = in.normed, .row_token = in.row_token, .rows = out.rows});
+  out.rows = in.normed;
+  out.row_source = in.row_token;
+  out.row_weights = saved.forward->take({ctx.tokens->count * top_k_}, in.weights.dtype);
+  scatter_slots(ctx.ops, {.slots = in.weights, .row_of = in.row_of, .rows = out.row_weights});
 }
 
 void DispatchSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
+  const View row_of = saved.as<DispatchSaved>().row_of;
   din.normed = saved.backward->take({ctx.tokens->count, dout.rows.cols()}, dout.rows.dtype);
-  gather_rows_backward(ctx.ops, {.drows = dout.rows, .row_of = saved.as<DispatchSaved>().row_of, .dx = din.normed});
-  din.rows = {};
+  din.weights = saved.backward->take(row_of.shape, dout.row_weights.dtype);
+  gather_rows_backward(ctx.ops, {.drows = dout.rows, .row_of = row_of, .dx = din.normed});
+  gather_slots(ctx.ops, {.rows = dout.row_weights, .row_of = row_of, .slots = din.weights});
+  din.rows = din.row_weights = {};
 }
 
 ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
@@ -136,67 +145,78 @@ ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c
 
 void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<ExpertsSaved>();
-  Arena& arena = *saved.forward;
-  const int64_t rows = in.rows.rows();
+  const int64_t rows = in.row_weights.dim(0);
   s.x = in.rows;
+  s.x_source = in.row_source;
+  s.weights = in.row_weights;
   s.offsets = in.offsets;
-  s.gate_up = arena.take({rows, 2 * width_}, s.x.dtype);
-  s.act = arena.take({rows, width_}, s.x.dtype);
-  out.rows = arena.take(s.x.shape, s.x.dtype);
-  grouped_linear_forward(ctx.ops, {.x = s.x, .w = store_.weight(gate_up_), .offsets = s.offsets, .y = s.gate_up});
-  swiglu_forward(ctx.ops, {.gate_up = s.gate_up, .act = s.act});
-  grouped_linear_forward(ctx.ops, {.x = s.act, .w = store_.weight(down_), .offsets = s.offsets, .y = out.rows});
+  s.gate_up = saved.forward->take({rows, 2 * width_}, s.x.dtype);
+  out.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
+  out.row_source = {};
+  ArenaScope scope(*ctx.ops.scratch);
+  const View act = ctx.ops.scratch->take({rows, width_}, s.x.dtype);
+  grouped_linear_forward(
+      ctx.ops, {.x = s.x, .w = store_.weight(gate_up_), .offsets = s.offsets, .y = s.gate_up, .row_token = s.x_source});
+  swiglu_forward(ctx.ops, {.gate_up = s.gate_up, .weights = s.weights, .act = act});
+  grouped_linear_forward(ctx.ops, {.x = act, .w = store_.weight(down_), .offsets = s.offsets, .y = out.rows});
 }
 
 void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   auto& s = saved.as<ExpertsSaved>();
+  const int64_t rows = s.weights.dim(0);
   s.dy = dout.rows;
-  {
-    ArenaScope scope(*ctx.ops.scratch);
-    const View dact = ctx.ops.scratch->take(s.act.shape, s.act.dtype);
-    grouped_linear_backward_input(ctx.ops, {.dy = s.dy, .w = store_.weight(down_), .offsets = s.offsets, .dx = dact});
-    swiglu_backward(ctx.ops, {.gate_up = s.gate_up, .dact = dact, .dgate_up = s.gate_up});
-  }
-  din.rows = saved.backward->take(s.x.shape, s.x.dtype);
+  s.dy_source = dout.row_source;
+  s.act = saved.backward->take({rows, width_}, s.x.dtype);
+  din.row_weights = saved.backward->take({rows}, s.weights.dtype);
+  din.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
+  din.row_source = {};
+  const View dact = s.act;  // its gradient first, then the act itself
+  grouped_linear_backward_input(
+      ctx.ops, {.dy = s.dy, .w = store_.weight(down_), .offsets = s.offsets, .dx = dact, .row_token = s.dy_source});
+  swiglu_backward(ctx.ops, {.gate_up = s.gate_up,
+                            .weights = s.weights,
+                            .dact = dact,
+                            .dgate_up = s.gate_up,
+                            .dweights = din.row_weights,
+                            .act = s.act});
   grouped_linear_backward_input(ctx.ops,
                                 {.dy = s.gate_up, .w = store_.weight(gate_up_), .offsets = s.offsets, .dx = din.rows});
 }
 
 void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
   auto& s = saved.as<ExpertsSaved>();
-  grouped_linear_backward_weight(ctx.ops, {.x = s.act, .dy = s.dy, .offsets = s.offsets, .dw = store_.grad(down_)});
-  grouped_linear_backward_weight(ctx.ops,
-                                 {.x = s.x, .dy = s.gate_up, .offsets = s.offsets, .dw = store_.grad(gate_up_)});
+  grouped_linear_backward_weight(
+      ctx.ops, {.x = s.act, .dy = s.dy, .offsets = s.offsets, .dw = store_.grad(down_), .dy_row_token = s.dy_source});
+  grouped_linear_backward_weight(
+      ctx.ops,
+      {.x = s.x, .dy = s.gate_up, .offsets = s.offsets, .dw = store_.grad(gate_up_), .x_row_token = s.x_source});
 }
 
 CombineSegment::CombineSegment(int layer) : Segment({.name = segment_name(layer, "combine"), .layer = layer}) {}
 
 void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<CombineSaved>();
-  s.rows = in.rows;
-  s.weights = in.weights;
-  s.row_of = in.row_of;
+  s.row_token = in.row_token;
   s.has_shared = static_cast<bool>(in.mlp);
   out = {};
   out.hidden = saved.output->take(in.hidden.shape, in.hidden.dtype);
-  ArenaScope scope(*ctx.ops.scratch);
-  const View y = ctx.ops.scratch->take(in.hidden.shape, in.hidden.dtype);
-  combine_rows(ctx.ops, {.rows = in.rows, .row_of = in.row_of, .weights = in.weights, .add = in.mlp, .y = y});
-  if (ctx.observer) ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
-  add(ctx.ops, {.a = in.hidden, .b = y, .out = out.hidden});
-  if (ctx.observer) ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
+  combine_rows(ctx.ops, {.rows = in.rows, .row_of = in.row_of, .add = in.mlp, .residual = in.hidden, .y = out.hidden});
+  if (ctx.observer) observe(ctx, in, out);
 }
 
-void CombineSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
-  auto& s = saved.as<CombineSaved>();
-  din.weights = saved.backward->take(s.weights.shape, s.weights.dtype);
-  din.rows = s.rows;  // in place: the rows are read for the last time here
-  combine_rows_backward(ctx.ops, {.dy = dout.hidden,
-                                  .rows = s.rows,
-                                  .row_of = s.row_of,
-                                  .weights = s.weights,
-                                  .drows = din.rows,
-                                  .dweights = din.weights});
+void CombineSegment::observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const {
+  ArenaScope scope(*ctx.ops.scratch);
+  const View y = ctx.ops.scratch->take(in.hidden.shape, in.hidden.dtype);
+  combine_rows(ctx.ops, {.rows = in.rows, .row_of = in.row_of, .add = in.mlp, .y = y});
+  ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
+  ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
+}
+
+// Every row of a token has the token's gradient.
+void CombineSegment::backward_input(const SegmentContext&, const Acts& dout, Acts& din, Saved& saved) const {
+  const auto& s = saved.as<CombineSaved>();
+  din.rows = dout.hidden;
+  din.row_source = s.row_token;
   if (s.has_shared) din.mlp = dout.hidden;
 }
 

@@ -1,10 +1,13 @@
 // A MoE layer's second half as segments (reference 3.3, 3.4):
 //   router   hidden -> normed, routing weights, dispatch plan         (norm and fp32 router)
 //   [shared  normed -> mlp]                                           (mlp_segment.h)
-//   dispatch normed -> rows sorted by expert
-//   experts  rows -> rows, one grouped product over all experts
-//   combine  hidden + mlp + weighted sum of rows -> hidden
-// Backward runs them in reverse: dispatch writes d normed, shared and router add to it.
+//   dispatch normed, routing weights -> rows sorted by expert and their weights
+//   experts  rows -> weighted rows, one grouped product over all experts
+//   combine  hidden + mlp + sum of rows -> hidden
+// Rows go from segment to segment as they are, or as (matrix, row_source): a reader of the latter gathers as it reads.
+// Dispatch and combine's gradient give the latter, so that a row is never copied on one rank; a segment between them
+// that brings rows from elsewhere gives the former. Backward runs them in reverse: dispatch writes d normed, shared and
+// router add to it.
 #pragma once
 
 #include "concerto/layers/linear_layer.h"
@@ -58,6 +61,9 @@ class CombineSegment final : public Segment {
   explicit CombineSegment(int layer);
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
+
+ private:
+  void observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const;
 };
 
 }  // namespace concerto

@@ -11,7 +11,8 @@
 //   `keep`     from forward to backward_weight, never recomputed: the routing plan
 //   `forward`  from forward to backward_weight, or made again by recompute: activations
 //   `output`   like `forward`, for the residual stream that the segment hands on (under recompute the unit's last
-//   output stays) `backward` from backward_input to backward_weight: gradients of activations
+//   output stays) `backward` from backward_input to backward_weight: gradients of activations `passing`  from one
+//   segment to the next of its unit, in one direction: released when the unit has run
 // and from `ctx.scratch` inside one call.
 #pragma once
 
@@ -36,14 +37,17 @@ struct Tokens {
 // What flows between segments of one micro-batch: activations forward, their gradients backward. A null view: nothing
 // there.
 struct Acts {
-  View hidden;     // [T, H] residual stream
-  View normed;     // [T, H] normed stream inside a layer; after the head: the final norm's output
-  View mlp;        // [T, H] shared experts' output
-  View weights;    // [T, K] routing weights
-  View rows;       // [R, H] routed rows, sorted by expert
-  View offsets;    // [E + 1] i32   the dispatch plan (no gradients)
-  View row_token;  // [R] i32
-  View row_of;     // [T, K] i32
+  View hidden;   // [T, H] residual stream
+  View normed;   // [T, H] normed stream inside a layer; after the head: the final norm's output
+  View mlp;      // [T, H] shared experts' output
+  View weights;  // [T, K] routing weights
+  View rows;  // [R, H] routed rows, sorted by expert; with row_source: row r is row row_source[r] of this, not copied
+              // yet
+  View row_source;   // [R] i32, or null
+  View row_weights;  // [R] stat: the routing weight of each row
+  View offsets;      // [E + 1] i32   the dispatch plan (no gradients)
+  View row_token;    // [R] i32
+  View row_of;       // [T, K] i32
 };
 
 struct Saved {
@@ -52,6 +56,7 @@ struct Saved {
   Arena* forward = nullptr;
   Arena* output = nullptr;
   Arena* backward = nullptr;
+  Arena* passing = nullptr;
   alignas(64) std::byte blob[kBytes];
 
   // The segment's own record; the same bytes from forward to backward_weight.

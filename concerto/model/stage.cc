@@ -75,6 +75,7 @@ void run_segments(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitS
     Saved& s = saved.segments[i];
     s.keep = keep;
     s.forward = forward;
+    s.passing = ctx.ops.scratch;
     s.output = i + 1 == unit.segments.size() ? output : forward;
     Acts out = acts;
     unit.segments[i]->forward(ctx, acts, out, s);
@@ -86,6 +87,7 @@ void run_segments(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitS
 
 void unit_forward(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitSaved& saved, const UnitArenas& arenas) {
   saved.input = acts;
+  ArenaScope passing(*ctx.ops.scratch);
   if (!unit.recompute || !ctx.training) {
     run_segments(unit, ctx, acts, saved, arenas.keep, arenas.keep, arenas.keep);
     return;
@@ -96,7 +98,9 @@ void unit_forward(const Unit& unit, const SegmentContext& ctx, Acts& acts, UnitS
 
 void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grads, UnitSaved& saved,
                          const UnitArenas& arenas) {
+  ArenaScope passing(*ctx.ops.scratch);
   if (unit.recompute) {
+    ArenaScope forward_only(*ctx.ops.scratch);
     SegmentContext again = ctx;
     again.replay = true;
     again.observer = nullptr;
@@ -105,6 +109,7 @@ void unit_backward_input(const Unit& unit, const SegmentContext& ctx, Acts& grad
   }
   for (size_t i = unit.segments.size(); i-- > 0;) {
     saved.segments[i].backward = arenas.backward;
+    saved.segments[i].passing = ctx.ops.scratch;
     Acts din = grads;
     unit.segments[i]->backward_input(ctx, grads, din, saved.segments[i]);
     grads = din;

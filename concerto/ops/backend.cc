@@ -53,7 +53,8 @@ void check_backend(const Backend& backend, DType compute) {
   need(backend.permute.gather, "gather_rows");
   need(backend.permute.gather_backward, "gather_rows_backward");
   need(backend.permute.combine, "combine_rows");
-  need(backend.permute.combine_backward, "combine_rows_backward");
+  need(backend.permute.scatter_slots, "scatter_slots");
+  need(backend.permute.gather_slots, "gather_slots");
   need(backend.cross_entropy.apply, "cross_entropy");
   need(backend.elementwise.add, "add");
   need(backend.elementwise.cast, "cast");

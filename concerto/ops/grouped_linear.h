@@ -2,6 +2,9 @@
 // matrix. Ragged, empty groups cost nothing. Row-invariant: row i of the result depends on row i, its matrix and K
 // only, never on the number of rows, threads or the grouping. Weight gradients sum over rows in row order in fixed
 // blocks of rows counted from the group's first row.
+//
+// With `row_token` the rows of one operand need not be copied to their experts first: row r is row row_token[r] of [T,
+// ...]. The result is the same, bit for bit, as if they had been gathered (permute.h).
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -9,22 +12,25 @@
 namespace concerto {
 
 struct GroupedLinearForward {
-  View x;        // [R, K] compute
-  View w;        // [E, N, K] compute, dense
-  View offsets;  // [E + 1] i32, offsets[0] = 0, offsets[E] <= R; rows beyond are not touched
-  View y;        // [R, N] compute
+  View x;          // [R, K] compute, or [T, K] with row_token
+  View w;          // [E, N, K] compute, dense
+  View offsets;    // [E + 1] i32, offsets[0] = 0, offsets[E] <= R; rows beyond are not touched
+  View y;          // [R, N] compute
+  View row_token;  // [R] i32, each in [0, T); or null
 };
 struct GroupedLinearBackwardInput {
-  View dy;       // [R, N] compute
-  View w;        // [E, N, K] compute, dense
-  View offsets;  // [E + 1] i32
-  View dx;       // [R, K] compute
+  View dy;         // [R, N] compute, or [T, N] with row_token
+  View w;          // [E, N, K] compute, dense
+  View offsets;    // [E + 1] i32
+  View dx;         // [R, K] compute
+  View row_token;  // [R] i32, or null
 };
 struct GroupedLinearBackwardWeight {
-  View x;        // [R, K] compute
-  View dy;       // [R, N] compute
-  View offsets;  // [E + 1] i32
-  View dw;       // [E, N, K] stat, dense, +=
+  View x;                          // [R, K] compute, or [T, K] with x_row_token
+  View dy;                         // [R, N] compute, or [T, N] with dy_row_token
+  View offsets;                    // [E + 1] i32
+  View dw;                         // [E, N, K] stat, dense, +=
+  View x_row_token, dy_row_token;  // [R] i32, or null; at most one of the two
 };
 
 struct GroupedLinearKernels {

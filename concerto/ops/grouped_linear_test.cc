@@ -145,6 +145,62 @@ TEST_P(GroupedLinear, OneRowAlone) {
   for (int64_t i : {0, 1, 15, 16, 31, 34})
     EXPECT_TRUE(same_bits(slice(all, i * out, out), run(slice(x, i * in, in)))) << "row " << i;
 }
+
+// With row_token: the bits that gathering first gives, in all three products.
+TEST_P(GroupedLinear, RowsByTokenAreGatheredRows) {
+  const int64_t tokens = 23, rows = 70, in = 65, out = 37;
+  const Values offsets = integers({0, 0, 41, 42, 66});  // the last four rows belong to nobody
+  const Rng rng(5, "row_token");
+  Values row_token, tokens_x = normal("x", tokens * in), tokens_dy = normal("dy", tokens * out);
+  for (int64_t r = 0; r < rows; ++r)
+    row_token.push_back(static_cast<double>(rng.below(static_cast<uint64_t>(r), static_cast<uint64_t>(tokens))));
+  const auto gathered = [&](const Values& from, int64_t cols) {
+    Values to;
+    for (const double t : row_token)
+      to.insert(to.end(), from.begin() + static_cast<int64_t>(t) * cols,
+                from.begin() + static_cast<int64_t>(t + 1) * cols);
+    return to;
+  };
+  const Values rows_x = gathered(tokens_x, in), rows_dy = gathered(tokens_dy, out);
+  const Values w = normal("w", kExperts * out * in), dw = normal("dw", kExperts * out * in);
+  const Values y = normal("y", rows * out), dx = normal("dx", rows * in);
+  const auto body = [&](bool by_token) {
+    return [=, &tokens_x, &tokens_dy](OpRun& r) {
+      const View w_view = r.in(Kind::kCompute, {kExperts, out, in}, w);
+      const View offsets_view = r.in(Kind::kI32, {kExperts + 1}, offsets);
+      const View list = r.in(Kind::kI32, {rows}, row_token), all_x = r.in(Kind::kCompute, {rows, in}, rows_x),
+                 all_dy = r.in(Kind::kCompute, {rows, out}, rows_dy);
+      const View x = by_token ? r.in(Kind::kCompute, {tokens, in}, tokens_x, 3) : all_x;
+      const View dy = by_token ? r.in(Kind::kCompute, {tokens, out}, tokens_dy, 5) : all_dy;
+      const View given = by_token ? list : View{};
+      const auto gradient = [&](const char* name) {
+        return r.inout(name, Kind::kStat, {kExperts, out, in}, dw, {.length = rows, .norm = 100});
+      };
+      grouped_linear_forward(r.context(),
+                             {.x = x,
+                              .w = w_view,
+                              .offsets = offsets_view,
+                              .y = r.inout("y", Kind::kCompute, {rows, out}, y, {.length = in, .norm = 100}),
+                              .row_token = given});
+      grouped_linear_backward_input(r.context(),
+                                    {.dy = dy,
+                                     .w = w_view,
+                                     .offsets = offsets_view,
+                                     .dx = r.inout("dx", Kind::kCompute, {rows, in}, dx, {.length = out, .norm = 100}),
+                                     .row_token = given});
+      grouped_linear_backward_weight(
+          r.context(),
+          {.x = x, .dy = all_dy, .offsets = offsets_view, .dw = gradient("dw by x"), .x_row_token = given});
+      grouped_linear_backward_weight(
+          r.context(),
+          {.x = all_x, .dy = dy, .offsets = offsets_view, .dw = gradient("dw by dy"), .dy_row_token = given});
+    };
+  };
+  check_op(GetParam(), body(true), true);
+  const Outputs want = run_op(backend(), type(), type(), 1, body(false)),
+                got = run_op(backend(), type(), type(), 2, body(true));
+  for (const auto& [name, output] : want) EXPECT_TRUE(same_bits(got.at(name).values, output.values)) << name;
+}
 CONCERTO_ON_EVERY_BACKEND(GroupedLinear);
 
 TEST(GroupedLinearGradient, FiniteDifferences) {

@@ -61,39 +61,45 @@ void combine_rows(const Context& ctx, const CombineRows& args) {
   check_rank(args.rows, 2, "combine.rows");
   check_row_of(args.row_of, "combine.row_of");
   const DType type = args.rows.dtype;
-  const int64_t tokens = args.row_of.dim(0), top_k = args.row_of.dim(1), hidden = args.rows.dim(1);
-  check_view(args.weights, {tokens, top_k}, stat_dtype(type), "combine.weights");
-  check_dense(args.weights, "combine.weights");
+  const int64_t tokens = args.row_of.dim(0), hidden = args.rows.dim(1);
   check_view(args.y, {tokens, hidden}, type, "combine.y");
-  check_memory(ctx, {args.rows, args.row_of, args.weights, args.y});
-  if (is_given(args.add)) {
-    check_view(args.add, {tokens, hidden}, type, "combine.add");
-    check_memory(ctx, {args.add});
-    check_apart(args.y, {args.add}, "combine.y");
+  check_memory(ctx, {args.rows, args.row_of, args.y});
+  for (const View& v : {args.add, args.residual}) {
+    if (!is_given(v)) continue;
+    check_view(v, {tokens, hidden}, type, "combine.add");
+    check_memory(ctx, {v});
   }
-  check_apart(args.y, {args.rows, args.row_of, args.weights}, "combine.y");
+  check_apart(args.y, {args.rows, args.row_of, args.add, args.residual}, "combine.y");
   if (tokens == 0) return;
   run_kernel(ctx, OpFamily::kPermute, ctx.backend->permute.combine, args, "combine_rows");
 }
 
-void combine_rows_backward(const Context& ctx, const CombineRowsBackward& args) {
-  check_compute(args.rows, "combine.rows");
-  check_rank(args.rows, 2, "combine.rows");
-  check_row_of(args.row_of, "combine.row_of");
-  const DType type = args.rows.dtype;
-  const int64_t tokens = args.row_of.dim(0), top_k = args.row_of.dim(1), hidden = args.rows.dim(1);
-  check_view(args.dy, {tokens, hidden}, type, "combine.dy");
-  check_view(args.weights, {tokens, top_k}, stat_dtype(type), "combine.weights");
-  check_dense(args.weights, "combine.weights");
-  check_view(args.drows, args.rows.shape, type, "combine.drows");
-  check_view(args.dweights, {tokens, top_k}, stat_dtype(type), "combine.dweights");
-  check_dense(args.dweights, "combine.dweights");
-  check_memory(ctx, {args.dy, args.rows, args.row_of, args.weights, args.drows, args.dweights});
-  if (!same_memory(args.rows, args.drows)) check_apart(args.drows, {args.rows}, "combine.drows");
-  check_apart(args.drows, {args.dy, args.row_of, args.weights, args.dweights}, "combine.drows");
-  check_apart(args.dweights, {args.dy, args.rows, args.row_of, args.weights}, "combine.dweights");
-  if (tokens == 0) return;
-  run_kernel(ctx, OpFamily::kPermute, ctx.backend->permute.combine_backward, args, "combine_rows_backward");
+namespace {
+
+void check_slots(const Context& ctx, const View& slots, const View& row_of, const View& rows) {
+  check_row_of(row_of, "slots.row_of");
+  CHECK(slots.dtype == DType::kF32 || slots.dtype == DType::kF64, "slots are {}", dtype_name(slots.dtype));
+  check_view(slots, row_of.shape, slots.dtype, "slots");
+  check_dense(slots, "slots");
+  check_rank(rows, 1, "slots.rows");
+  check_view(rows, rows.shape, slots.dtype, "slots.rows");
+  check_memory(ctx, {slots, row_of, rows});
+}
+
+}  // namespace
+
+void scatter_slots(const Context& ctx, const ScatterSlots& args) {
+  check_slots(ctx, args.slots, args.row_of, args.rows);
+  check_apart(args.rows, {args.slots, args.row_of}, "slots.rows");
+  if (args.row_of.dim(0) == 0) return;
+  run_kernel(ctx, OpFamily::kPermute, ctx.backend->permute.scatter_slots, args, "scatter_slots");
+}
+
+void gather_slots(const Context& ctx, const GatherSlots& args) {
+  check_slots(ctx, args.slots, args.row_of, args.rows);
+  check_apart(args.slots, {args.rows, args.row_of}, "slots");
+  if (args.row_of.dim(0) == 0) return;
+  run_kernel(ctx, OpFamily::kPermute, ctx.backend->permute.gather_slots, args, "gather_slots");
 }
 
 }  // namespace concerto

@@ -1,5 +1,6 @@
 // Tokens to expert-sorted rows and back. The plan sorts (token, slot) pairs by expert, stable in (token, slot) order,
-// and is made once a micro-batch; forward, backward and recompute all replay it.
+// and is made once a micro-batch; forward, backward and recompute all replay it. The gradient of combine's rows is the
+// plain gather of dy: the weights of the rows are in swiglu.h.
 #pragma once
 
 #include "concerto/ops/context.h"
@@ -22,21 +23,23 @@ struct GatherRowsBackward {  // dx[t] = sum over slots of drows[row_of[t, j]], i
   View row_of;               // [T, K] i32
   View dx;                   // [T, H] compute
 };
-struct CombineRows {  // y[t] = add[t] + sum over slots of weights[t, j] * rows[row_of[t, j]], stat sum, one rounding
+struct CombineRows {  // y[t] = residual[t] + add[t] + sum over slots of rows[row_of[t, j]], in slot order, stat sum,
+                      // one rounding
   View rows;          // [R, H] compute
   View row_of;        // [T, K] i32
-  View weights;       // [T, K] stat
   View add;           // [T, H] compute, or null
+  View residual;      // [T, H] compute, or null
   View y;             // [T, H] compute
 };
-struct CombineRowsBackward {  // drows[row_of[t, j]] = weights[t, j] * dy[t]; dweights[t, j] = dot(dy[t], rows[row_of[t,
-                              // j]])
-  View dy;                    // [T, H] compute
-  View rows;                  // [R, H] compute
-  View row_of;                // [T, K] i32
-  View weights;               // [T, K] stat
-  View drows;                 // [R, H] compute; may be the same memory as rows
-  View dweights;              // [T, K] stat
+struct ScatterSlots {  // rows[row_of[t, j]] = slots[t, j]: what a token has for each of its slots, to the rows
+  View slots;          // [T, K] stat, dense
+  View row_of;         // [T, K] i32
+  View rows;           // [R] stat
+};
+struct GatherSlots {  // slots[t, j] = rows[row_of[t, j]]: and back
+  View rows;          // [R] stat
+  View row_of;        // [T, K] i32
+  View slots;         // [T, K] stat, dense
 };
 
 struct PermuteKernels {
@@ -44,13 +47,15 @@ struct PermuteKernels {
   void (*gather)(const Context&, const GatherRows&) = nullptr;
   void (*gather_backward)(const Context&, const GatherRowsBackward&) = nullptr;
   void (*combine)(const Context&, const CombineRows&) = nullptr;
-  void (*combine_backward)(const Context&, const CombineRowsBackward&) = nullptr;
+  void (*scatter_slots)(const Context&, const ScatterSlots&) = nullptr;
+  void (*gather_slots)(const Context&, const GatherSlots&) = nullptr;
 };
 
 void make_dispatch_plan(const Context& ctx, const MakeDispatchPlan& args);
 void gather_rows(const Context& ctx, const GatherRows& args);
 void gather_rows_backward(const Context& ctx, const GatherRowsBackward& args);
 void combine_rows(const Context& ctx, const CombineRows& args);
-void combine_rows_backward(const Context& ctx, const CombineRowsBackward& args);
+void scatter_slots(const Context& ctx, const ScatterSlots& args);
+void gather_slots(const Context& ctx, const GatherSlots& args);
 
 }  // namespace concerto

@@ -77,32 +77,33 @@ Body gather_backward_body(const Planned& p, const Values& drows) {
                                        .dx = r.out("dx", Kind::kCompute, {p.tokens, p.hidden}, bound, 1)});
   };
 }
-Body combine_body(const Planned& p, const Values& rows, const Values& weights, const Values* add) {
+Body combine_body(const Planned& p, const Values& rows, const Values* add, const Values* residual) {
   return [=](OpRun& r) {
-    const Bound bound{
-        .length = p.top_k + 1,
-        .norm = largest(rows) * largest(weights) * static_cast<double>(p.top_k) + (add ? largest(*add) : 0)};
+    const auto optional = [&](const Values* v, int64_t gap) {
+      return v ? r.in(Kind::kCompute, {p.tokens, p.hidden}, *v, gap) : View{};
+    };
+    const Bound bound{.length = p.top_k + 2,
+                      .norm = largest(rows) * static_cast<double>(p.top_k) + (add ? largest(*add) : 0) +
+                              (residual ? largest(*residual) : 0)};
     combine_rows(r.context(), {.rows = r.in(Kind::kCompute, {p.rows, p.hidden}, rows, 3),
                                .row_of = p.row_of_view(r),
-                               .weights = r.in(Kind::kStat, {p.tokens, p.top_k}, weights),
-                               .add = add ? r.in(Kind::kCompute, {p.tokens, p.hidden}, *add, 2) : View{},
+                               .add = optional(add, 2),
+                               .residual = optional(residual, 4),
                                .y = r.out("y", Kind::kCompute, {p.tokens, p.hidden}, bound, 1)});
   };
 }
-Body combine_backward_body(const Planned& p, const Values& dy, const Values& rows, const Values& weights,
-                           bool in_place) {
+Body scatter_slots_body(const Planned& p, const Values& slots) {
   return [=](OpRun& r) {
-    const Bound drows_bound{.length = 1, .norm = largest(dy) * largest(weights)};
-    const Bound dot_bound{.length = p.hidden,
-                          .norm = largest_row_norm(dy, p.hidden) * largest_row_norm(rows, p.hidden)};
-    const View drows = in_place ? r.inout("drows", Kind::kCompute, {p.rows, p.hidden}, rows, drows_bound, 3)
-                                : r.out("drows", Kind::kCompute, {p.rows, p.hidden}, drows_bound, 5);
-    combine_rows_backward(r.context(), {.dy = r.in(Kind::kCompute, {p.tokens, p.hidden}, dy, 1),
-                                        .rows = in_place ? drows : r.in(Kind::kCompute, {p.rows, p.hidden}, rows, 3),
-                                        .row_of = p.row_of_view(r),
-                                        .weights = r.in(Kind::kStat, {p.tokens, p.top_k}, weights),
-                                        .drows = drows,
-                                        .dweights = r.out("dweights", Kind::kStat, {p.tokens, p.top_k}, dot_bound)});
+    scatter_slots(r.context(), {.slots = r.in(Kind::kStat, {p.tokens, p.top_k}, slots),
+                                .row_of = p.row_of_view(r),
+                                .rows = r.out("rows", Kind::kStat, {p.rows})});
+  };
+}
+Body gather_slots_body(const Planned& p, const Values& rows) {
+  return [=](OpRun& r) {
+    gather_slots(r.context(), {.rows = r.in(Kind::kStat, {p.rows}, rows),
+                               .row_of = p.row_of_view(r),
+                               .slots = r.out("slots", Kind::kStat, {p.tokens, p.top_k})});
   };
 }
 
@@ -141,42 +142,52 @@ TEST_P(Permute, GatherAndCombine) {
       SCOPED_TRACE(fmt::format("{}, hidden {}", s.what, hidden));
       const Planned p(s, hidden);
       const Values x = normal("x", p.tokens * hidden), rows = normal("rows", p.rows * hidden);
-      const Values weights = normal("weights", p.rows), dy = normal("dy", p.tokens * hidden);
+      const Values residual = normal("residual", p.tokens * hidden);
       check_op(GetParam(), gather_body(p, x));
       check_op(GetParam(), gather_backward_body(p, rows), true);
-      check_op(GetParam(), combine_body(p, rows, weights, nullptr), true);
-      check_op(GetParam(), combine_body(p, rows, weights, &x), true);
-      for (const bool in_place : {false, true})
-        check_op(GetParam(), combine_backward_body(p, dy, rows, weights, in_place), true);
+      for (const Values* add : {static_cast<const Values*>(nullptr), &x})
+        for (const Values* more : {static_cast<const Values*>(nullptr), &residual})
+          check_op(GetParam(), combine_body(p, rows, add, more), true);
     }
 }
 
-// combine(dispatch(x)) = x where the weights of a token sum to one.
+TEST_P(Permute, SlotsGoToTheirRowsAndBack) {
+  for (const Routing& s : routings()) {
+    SCOPED_TRACE(s.what);
+    const Planned p(s, 1);
+    const Values slots = rounded(normal("slots", p.rows), stat());
+    check_op(GetParam(), scatter_slots_body(p, slots), true);
+    check_op(GetParam(), gather_slots_body(p, slots), true);
+    const Values rows = run_op(backend(), type(), type(), 2, scatter_slots_body(p, slots)).at("rows").values;
+    for (size_t i = 0; i < slots.size(); ++i) EXPECT_EQ(rows[static_cast<size_t>(p.row_of[i])], slots[i]);
+    EXPECT_TRUE(same_bits(run_op(backend(), type(), type(), 2, gather_slots_body(p, rows)).at("slots").values, slots));
+  }
+}
+
+// combine(dispatch(x)) of k slots is k x: exact for k = 2.
 TEST_P(Permute, RoundTrip) {
-  const Planned p(routings()[0], 20);
+  const Planned p({"", 50, 2, 8, random_ids(50, 2, 8)}, 20);
   const Values x = rounded(normal("x", p.tokens * p.hidden), type());
-  Values weights;
-  for (int64_t t = 0; t < p.tokens; ++t)
-    for (double w : {0.5, 0.25, 0.25}) weights.push_back(w);
+  Values twice = x;
+  for (double& v : twice) v *= 2;
   const Values rows = run_op(backend(), type(), type(), 2, gather_body(p, x)).at("rows").values;
   EXPECT_TRUE(
-      same_bits(run_op(backend(), type(), type(), 2, combine_body(p, rows, weights, nullptr)).at("y").values, x));
+      same_bits(run_op(backend(), type(), type(), 2, combine_body(p, rows, nullptr, nullptr)).at("y").values, twice));
 }
 CONCERTO_ON_EVERY_BACKEND(Permute);
 
 TEST(PermuteGradient, FiniteDifferences) {
   const Planned p({"", 4, 2, 3, integers({2, 0, 0, 1, 2, 1, 0, 2})}, 3);
-  const Values x = normal("x", p.tokens * 3), rows = normal("rows", p.rows * 3), weights = normal("weights", p.rows);
+  const Values x = normal("x", p.tokens * 3), rows = normal("rows", p.rows * 3);
   const Values dy = normal("dy", p.tokens * 3), drows = normal("drows", p.rows * 3);
   check_gradient("gather dx", x, output_f64(gather_backward_body(p, drows), "dx"),
                  [&](const Values& v) { return dot(drows, output_f64(gather_body(p, v), "rows")); });
-  const Outputs back = run_f64(combine_backward_body(p, dy, rows, weights, false));
-  check_gradient("combine drows", rows, back.at("drows").values,
-                 [&](const Values& v) { return dot(dy, output_f64(combine_body(p, v, weights, &x), "y")); });
-  check_gradient("combine dadd", x, dy,
-                 [&](const Values& v) { return dot(dy, output_f64(combine_body(p, rows, weights, &v), "y")); });
-  check_gradient("combine dweights", weights, back.at("dweights").values,
-                 [&](const Values& v) { return dot(dy, output_f64(combine_body(p, rows, v, &x), "y")); });
+  check_gradient("combine drows", rows, output_f64(gather_body(p, dy), "rows"),
+                 [&](const Values& v) { return dot(dy, output_f64(combine_body(p, v, &x, nullptr), "y")); });
+  for (const bool residual : {false, true})
+    check_gradient("combine dadd", x, dy, [&](const Values& v) {
+      return dot(dy, output_f64(combine_body(p, rows, residual ? nullptr : &v, residual ? &v : nullptr), "y"));
+    });
 }
 
 }  // namespace

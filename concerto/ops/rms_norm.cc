@@ -35,6 +35,11 @@ void rms_norm_backward_input(const Context& ctx, const RmsNormBackwardInput& arg
     if (!same_memory(args.residual, args.dx)) check_apart(args.dx, {args.residual}, "rms_norm.dx");
   }
   check_apart(args.dx, {args.dy, args.x, args.w, args.rstd}, "rms_norm.dx");
+  if (is_given(args.y)) {
+    check_view(args.y, {rows, hidden}, type, "rms_norm.y");
+    check_memory(ctx, {args.y});
+    check_apart(args.y, {args.dy, args.x, args.w, args.rstd, args.residual, args.dx}, "rms_norm.y");
+  }
   if (rows == 0) return;
   run_kernel(ctx, OpFamily::kNorm, ctx.backend->rms_norm.backward_input, args, "rms_norm_backward_input");
 }

@@ -20,6 +20,7 @@ struct RmsNormBackwardInput {
   View rstd;      // [T] stat
   View residual;  // [T, H] compute, added to dx; may be null; may be the same memory as dx
   View dx;        // [T, H] compute
+  View y;         // [T, H] compute: what forward gave, made again; or null
 };
 struct RmsNormBackwardWeight {
   View dy;    // [T, H] compute

@@ -23,7 +23,7 @@ Body forward_body(int64_t rows, int64_t hidden, const Values& x, const Values& w
 enum class Residual { kNone, kOther, kInPlace };
 
 Body backward_input_body(int64_t rows, int64_t hidden, const Values& dy, const Values& x, const Values& w,
-                         const Values& rstd, const Values& residual, Residual how) {
+                         const Values& rstd, const Values& residual, Residual how, bool again = false) {
   return [=](OpRun& r) {
     const double g = largest(dy) * largest(w) * largest(rstd), xhat = largest(x) * largest(rstd);
     const Bound bound{.length = hidden, .norm = g * (1 + xhat * xhat) + largest(residual)};
@@ -37,7 +37,8 @@ Body backward_input_body(int64_t rows, int64_t hidden, const Values& dy, const V
                       .residual = how == Residual::kNone      ? View{}
                                   : how == Residual::kInPlace ? dx
                                                               : r.in(Kind::kCompute, {rows, hidden}, residual, 2),
-                      .dx = dx});
+                      .dx = dx,
+                      .y = again ? r.out("y", Kind::kCompute, {rows, hidden}, {.length = 2}, 3) : View{}});
   };
 }
 
@@ -70,9 +71,19 @@ TEST_P(RmsNorm, Backward) {
     const Values dy = normal("dy", rows * hidden), residual = normal("residual", rows * hidden);
     const Values rstd = output_f64(forward_body(rows, hidden, x, w), "rstd");
     for (Residual how : {Residual::kNone, Residual::kOther, Residual::kInPlace})
-      check_op(GetParam(), backward_input_body(rows, hidden, dy, x, w, rstd, residual, how));
+      for (const bool again : {false, true})
+        check_op(GetParam(), backward_input_body(rows, hidden, dy, x, w, rstd, residual, how, again));
     check_op(GetParam(), backward_weight_body(rows, hidden, dy, x, rstd, normal("dw", hidden)));
   }
+}
+
+// The y that backward makes again is the one that forward made, to the bit.
+TEST_P(RmsNorm, BackwardMakesTheSameY) {
+  const int64_t rows = 7, hidden = 83;
+  const Values x = normal("x", rows * hidden), w = normal("w", hidden), dy = normal("dy", rows * hidden);
+  const Outputs forward = run_op(backend(), type(), type(), 2, forward_body(rows, hidden, x, w));
+  const Body back = backward_input_body(rows, hidden, dy, x, w, forward.at("rstd").values, {}, Residual::kNone, true);
+  EXPECT_TRUE(same_bits(run_op(backend(), type(), type(), 2, back).at("y").values, forward.at("y").values));
 }
 CONCERTO_ON_EVERY_BACKEND(RmsNorm);
 

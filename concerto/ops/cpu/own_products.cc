@@ -6,7 +6,7 @@ namespace concerto::cpu {
 namespace {
 
 const float* floats_or_null(const View& v) { return v ? v.as<float>() : nullptr; }
-const int32_t* offsets_of(const View& v) { return v.as<const int32_t>(); }
+const int32_t* ints_or_null(const View& v) { return v ? v.as<const int32_t>() : nullptr; }
 
 template <Isa kIsa>
 void linear_forward(const Context& ctx, const LinearForward& a) {
@@ -29,7 +29,7 @@ void linear_backward_input(const Context& ctx, const LinearBackwardInput& a) {
 
 template <Isa kIsa>
 void linear_backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
-  weight_product(ctx, kIsa, {.a = a.dy, .b = a.x, .out = a.dw.as<float>()});
+  weight_product(ctx, kIsa, {.a = a.dy, .b = a.x, .rows = a.x.rows(), .out = a.dw.as<float>()});
   if (a.db) add_column_sums(ctx, kIsa, a.dy, a.db.as<float>());
 }
 
@@ -37,10 +37,12 @@ template <Isa kIsa>
 void grouped_forward(const Context& ctx, const GroupedLinearForward& a) {
   row_product(ctx, kIsa,
               {.a = a.x,
+               .gathers = static_cast<bool>(a.row_token),
+               .a_row = ints_or_null(a.row_token),
                .b = a.w.data,
                .b_type = a.w.dtype,
                .n = a.w.dim(1),
-               .offsets = offsets_of(a.offsets),
+               .offsets = ints_or_null(a.offsets),
                .groups = a.w.dim(0),
                .out = a.y});
 }
@@ -49,20 +51,29 @@ template <Isa kIsa>
 void grouped_backward_input(const Context& ctx, const GroupedLinearBackwardInput& a) {
   row_product(ctx, kIsa,
               {.a = a.dy,
+               .gathers = static_cast<bool>(a.row_token),
+               .a_row = ints_or_null(a.row_token),
                .b = a.w.data,
                .b_type = a.w.dtype,
                .reduce_rows = true,
                .n = a.w.dim(2),
-               .offsets = offsets_of(a.offsets),
+               .offsets = ints_or_null(a.offsets),
                .groups = a.w.dim(0),
                .out = a.dx});
 }
 
 template <Isa kIsa>
 void grouped_backward_weight(const Context& ctx, const GroupedLinearBackwardWeight& a) {
-  weight_product(
-      ctx, kIsa,
-      {.a = a.dy, .b = a.x, .offsets = offsets_of(a.offsets), .groups = a.dw.dim(0), .out = a.dw.as<float>()});
+  weight_product(ctx, kIsa,
+                 {.a = a.dy,
+                  .b = a.x,
+                  .gathers = a.x_row_token || a.dy_row_token,
+                  .a_row = ints_or_null(a.dy_row_token),
+                  .b_row = ints_or_null(a.x_row_token),
+                  .rows = a.x_row_token ? a.x_row_token.dim(0) : a.x.dim(0),
+                  .offsets = ints_or_null(a.offsets),
+                  .groups = a.dw.dim(0),
+                  .out = a.dw.as<float>()});
 }
 
 template <Isa kIsa>
@@ -84,7 +95,7 @@ void router_logits_product_backward_input(const Context& ctx, const RouterLogits
 
 template <Isa kIsa>
 void router_logits_product_backward_weight(const Context& ctx, const RouterLogitsBackwardWeight& a) {
-  weight_product(ctx, kIsa, {.a = a.dlogits, .b = a.x, .out = a.dw.as<float>()});
+  weight_product(ctx, kIsa, {.a = a.dlogits, .b = a.x, .rows = a.x.rows(), .out = a.dw.as<float>()});
 }
 
 struct Tables {

@@ -1,6 +1,7 @@
 #include "concerto/ops/cpu/product.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "concerto/ops/cpu/product_kernels.h"
 
@@ -47,27 +48,31 @@ TileSize choose_tile(TileSize t, int64_t rows, int64_t columns, double share, in
   return t;
 }
 
-// One thread's packing space.
+// One thread's packing space, and one for the rows that a tile gathers.
 struct Workspace {
   uint32_t* a;
   uint32_t* b;
   float* sums;
+  char* rows;
 };
 
 // A workspace for each thread, side by side.
 class Workspaces {
  public:
-  Workspaces(const Context& ctx, int64_t a_words, int64_t b_words, int64_t sums)
-      : a_words_(round_up(a_words, 16)), b_words_(round_up(b_words, 16)), sums_(round_up(sums, 16)) {
-    base_ = static_cast<uint32_t*>(ctx.scratch->take_bytes(ctx.pool->size() * (a_words_ + b_words_ + sums_) * 4));
+  Workspaces(const Context& ctx, int64_t a_words, int64_t b_words, int64_t sums, int64_t row_words)
+      : a_words_(round_up(a_words, 16)),
+        b_words_(round_up(b_words, 16)),
+        sums_(round_up(sums, 16)),
+        all_(a_words_ + b_words_ + sums_ + round_up(row_words, 16)) {
+    base_ = static_cast<uint32_t*>(ctx.scratch->take_bytes(ctx.pool->size() * all_ * 4));
   }
   Workspace of(int thread) const {
-    uint32_t* p = base_ + thread * (a_words_ + b_words_ + sums_);
-    return {p, p + a_words_, reinterpret_cast<float*>(p + a_words_ + b_words_)};
+    uint32_t *a = base_ + thread * all_, *b = a + a_words_, *sums = b + b_words_;
+    return {a, b, reinterpret_cast<float*>(sums), reinterpret_cast<char*>(sums + sums_)};
   }
 
  private:
-  int64_t a_words_, b_words_, sums_;
+  int64_t a_words_, b_words_, sums_, all_;
   uint32_t* base_;
 };
 
@@ -97,6 +102,31 @@ Range group_rows(const int32_t* offsets, int64_t e, int64_t rows) {
   return offsets ? Range{offsets[e], offsets[e + 1]} : Range{0, rows};
 }
 
+// A block of rows as packing wants it: a pointer and a stride in elements.
+struct Block {
+  const char* data;
+  int64_t stride;
+};
+
+// Rows [row, row + count) of v, `width` elements from `column` on. With an index they lie anywhere: they are copied
+// side by side to `space`, which stays in the second cache level until they are packed.
+Block block_of(const View& v, const int32_t* index, int64_t row, int64_t count, int64_t column, int64_t width,
+               char* space) {
+  if (!index) return {at(v.data, row * v.row_stride + column, v.dtype), v.row_stride};
+  constexpr int64_t kAhead = 8;
+  const int64_t bytes = width * dtype_bytes(v.dtype);
+  const auto source = [&](int64_t i) { return at(v.data, index[row + i] * v.row_stride + column, v.dtype); };
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count)
+      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(source(i + kAhead) + byte);
+    std::memcpy(space + i * bytes, source(i), static_cast<size_t>(bytes));
+  }
+  return {space, width};
+}
+
+// Words of space that block_of needs for `elements` of v.
+int64_t space_words(const View& v, int64_t elements) { return ceil_div(elements * dtype_bytes(v.dtype), 4); }
+
 void check_groups(const int32_t* offsets, int64_t groups, int64_t rows) {
   if (!offsets) return;
   CHECK(offsets[0] == 0 && offsets[groups] <= rows, "offsets from {} to {}, {} rows", offsets[0], offsets[groups],
@@ -116,9 +146,9 @@ const ProductKernels& product_kernels(Isa isa, bool bf16) {
 }
 
 void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
-  if (p.a.rows() == 0 || p.n == 0) return;
+  if (p.out.rows() == 0 || p.n == 0) return;
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
-  const int64_t rows = p.a.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
+  const int64_t rows = p.out.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
   TileSize size = choose_tile(kRowTile, rows, p.n, 1, ctx.pool->size());
   while (words * size.columns > kKeptWords && size.columns > kNarrowestKept) size.columns /= 2;
   const int64_t column_blocks = ceil_div(p.n, size.columns);
@@ -129,7 +159,8 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
 
   ArenaScope scope(*ctx.scratch);
   const Workspaces workspaces(ctx, size.rows / kernels.mr * a_panel, panels_max * b_panel,
-                              size.rows * panels_max * kernels.nr);
+                              size.rows * panels_max * kernels.nr,
+                              p.gathers ? space_words(p.a, size.rows * std::min(k, kTileWords * kernels.unit)) : 0);
   TileList tiles{static_cast<int64_t*>(ctx.scratch->take_bytes((p.groups + 1) * 8)), p.groups};
   auto* held = static_cast<int64_t*>(
       ctx.scratch->take_bytes(ctx.pool->size() * kAlignment));  // what each thread's b holds, a cache line each
@@ -177,8 +208,9 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
       }
       for (int64_t w = kept_begin; w < kept_end; w += kTileWords) {
         const int64_t w_end = std::min(kept_end, w + kTileWords), from = w * kernels.unit;
-        pack_a(at(p.a.data, r.begin * p.a.row_stride + from, p.a.dtype), p.a.row_stride, r.size(),
-               std::min(k, w_end * kernels.unit) - from, space.a, a_panel);
+        const int64_t count = std::min(k, w_end * kernels.unit) - from;
+        const Block a = block_of(p.a, p.a_row, r.begin, r.size(), from, count, space.rows);
+        pack_a(a.data, a.stride, r.size(), count, space.a, a_panel);
         const uint32_t* b_words = space.b + (w - kept_begin) * kernels.nr;
         const int64_t straight = w_end == words && finish != Finish::kKeep ? columns.size() / kernels.nr : 0;
         if (straight > 0)
@@ -198,16 +230,17 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
 }
 
 void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
-  if (p.a.rows() == 0 || p.b.cols() == 0) return;
+  if (p.rows == 0 || p.b.cols() == 0) return;
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16);
-  const int64_t rows = p.a.rows(), m = p.a.cols(), n = p.b.cols();
+  const int64_t rows = p.rows, m = p.a.cols(), n = p.b.cols();
   const int64_t panels_max = ceil_div(std::min(n, kWeightTile.columns), kernels.nr);
   const int64_t step = kTileWords * kernels.unit;  // rows of the sum taken at a time
   const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
   const Workspaces workspaces(ctx, kWeightTile.rows / kernels.mr * a_panel, panels_max * b_panel,
-                              kWeightTile.rows * panels_max * kernels.nr);
+                              kWeightTile.rows * panels_max * kernels.nr,
+                              p.gathers ? space_words(p.a, step * std::max(kWeightTile.rows, kWeightTile.columns)) : 0);
   auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
   if (ctx.dry_run) return;
   check_groups(p.offsets, p.groups, rows);
@@ -241,8 +274,10 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     float* out = p.out + (e * m + i.begin) * n + j.begin;
     for (int64_t r = group.begin; r < group.end; r += step) {
       const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
-      pack_a(at(p.a.data, r * p.a.row_stride + i.begin, p.a.dtype), p.a.row_stride, i.size(), count, space.a, a_panel);
-      pack_b(at(p.b.data, r * p.b.row_stride + j.begin, p.b.dtype), p.b.row_stride, j.size(), count, space.b, b_panel);
+      const Block a = block_of(p.a, p.a_row, r, count, i.begin, i.size(), space.rows);
+      pack_a(a.data, a.stride, i.size(), count, space.a, a_panel);
+      const Block b = block_of(p.b, p.b_row, r, count, j.begin, j.size(), space.rows);
+      pack_b(b.data, b.stride, j.size(), count, space.b, b_panel);
       const bool first = r == group.begin, last = r + step >= group.end;
       const int64_t straight = last ? j.size() / kernels.nr : 0;
       if (straight > 0)

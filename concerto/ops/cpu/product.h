@@ -13,8 +13,10 @@ namespace concerto::cpu {
 
 // out[r] = a[r] B_e + bias (+ out[r]) for the rows r of group e. Row-invariant.
 struct RowProduct {
-  View a;                   // [R, K] f32 or bf16, strided rows
-  const void* b = nullptr;  // [groups, N, K] if reduce_rows is false, else [groups, K, N]; dense
+  View a;                          // [R, K] f32 or bf16, strided rows; with a_row: row r is row a_row[r] of it
+  bool gathers = false;            // whether there is an a_row: in a dry run it has no address
+  const int32_t* a_row = nullptr;  // [R] or null
+  const void* b = nullptr;         // [groups, N, K] if reduce_rows is false, else [groups, K, N]; dense
   DType b_type = DType::kF32;
   bool reduce_rows = false;
   int64_t n = 0;
@@ -28,8 +30,11 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p);
 
 // out_e += A_e^T B_e over the rows of group e, in row order.
 struct WeightProduct {
-  View a;  // [R, M] f32 or bf16, strided rows
-  View b;  // [R, N] f32 or bf16, strided rows
+  View a;  // [R, M] f32 or bf16, strided rows; with a_row: row r is row a_row[r] of it
+  View b;  // [R, N], likewise with b_row
+  bool gathers = false;
+  const int32_t *a_row = nullptr, *b_row = nullptr;  // [R] or null
+  int64_t rows = 0;                                  // R
   const int32_t* offsets = nullptr;
   int64_t groups = 1;
   float* out = nullptr;  // [groups, M, N] dense

@@ -55,31 +55,28 @@ void combine(const Context& ctx, const CombineRows& a) {
   with_types(a.rows.dtype, [&]<class C, class S>() {
     for (int64_t t = 0; t < a.row_of.dim(0); ++t)
       for (int64_t h = 0; h < a.y.dim(1); ++h) {
-        double sum = is_given(a.add) ? load(row_of<C>(a.add, t)[h]) : 0.0;
+        double sum = is_given(a.residual) ? load(row_of<C>(a.residual, t)[h]) : 0.0;
+        if (is_given(a.add)) sum += load(row_of<C>(a.add, t)[h]);
         for (int64_t j = 0; j < a.row_of.dim(1); ++j)
-          sum += load(row_of<S>(a.weights, t)[j]) * load(row_of<C>(a.rows, row_of<int32_t>(a.row_of, t)[j])[h]);
+          sum += load(row_of<C>(a.rows, row_of<int32_t>(a.row_of, t)[j])[h]);
         store(row_of<C>(a.y, t)[h], sum);
       }
   });
 }
 
-void combine_backward(const Context& ctx, const CombineRowsBackward& a) {
+void scatter(const Context& ctx, const ScatterSlots& a) {
   if (ctx.dry_run) return;
-  check_ids(a.row_of, a.rows.dim(0), "combine.row_of");
-  const int64_t hidden = a.rows.dim(1);
-  with_types(a.rows.dtype, [&]<class C, class S>() {
-    for (int64_t t = 0; t < a.row_of.dim(0); ++t)
-      for (int64_t j = 0; j < a.row_of.dim(1); ++j) {
-        const C* dy = row_of<C>(a.dy, t);
-        const int64_t r = row_of<int32_t>(a.row_of, t)[j];
-        const C* row = row_of<C>(a.rows, r);
-        double dot = 0;
-        for (int64_t h = 0; h < hidden; ++h) dot += load(dy[h]) * load(row[h]);
-        store(row_of<S>(a.dweights, t)[j], dot);
-        // The row is read: it may be overwritten now.
-        for (int64_t h = 0; h < hidden; ++h)
-          store(row_of<C>(a.drows, r)[h], load(row_of<S>(a.weights, t)[j]) * load(dy[h]));
-      }
+  check_ids(a.row_of, a.rows.dim(0), "slots.row_of");
+  with_stat(a.slots.dtype, [&]<class S>() {
+    for (int64_t i = 0; i < a.slots.elements(); ++i) a.rows.as<S>()[a.row_of.as<int32_t>()[i]] = a.slots.as<S>()[i];
+  });
+}
+
+void gather_back(const Context& ctx, const GatherSlots& a) {
+  if (ctx.dry_run) return;
+  check_ids(a.row_of, a.rows.dim(0), "slots.row_of");
+  with_stat(a.slots.dtype, [&]<class S>() {
+    for (int64_t i = 0; i < a.slots.elements(); ++i) a.slots.as<S>()[i] = a.rows.as<S>()[a.row_of.as<int32_t>()[i]];
   });
 }
 
@@ -90,7 +87,8 @@ PermuteKernels permute() {
           .gather = gather,
           .gather_backward = gather_backward,
           .combine = combine,
-          .combine_backward = combine_backward};
+          .scatter_slots = scatter,
+          .gather_slots = gather_back};
 }
 
 }  // namespace concerto::ref

@@ -13,9 +13,10 @@ void forward(const Context& ctx, const RmsNormForward& a) {
       C* y = row_of<C>(a.y, t);
       double sum = 0;
       for (int64_t h = 0; h < hidden; ++h) sum += load(x[h]) * load(x[h]);
-      const double rstd = 1 / std::sqrt(sum / static_cast<double>(hidden) + a.eps);
+      S& kept = a.rstd.as<S>()[t];
+      store(kept, 1 / std::sqrt(sum / static_cast<double>(hidden) + a.eps));
+      const double rstd = load(kept);  // rounded, as backward sees it: its y must be this one
       for (int64_t h = 0; h < hidden; ++h) store(y[h], load(w[h]) * load(x[h]) * rstd);
-      store(a.rstd.as<S>()[t], rstd);
     }
   });
 }
@@ -36,6 +37,9 @@ void backward_input(const Context& ctx, const RmsNormBackwardInput& a) {
       const double pull = rstd * rstd * dot / static_cast<double>(hidden);
       for (int64_t h = 0; h < hidden; ++h)
         store(dx[h], rstd * (load(dy[h]) * load(w[h]) - load(x[h]) * pull) + (residual ? load(residual[h]) : 0.0));
+      if (!is_given(a.y)) continue;
+      C* y = row_of<C>(a.y, t);
+      for (int64_t h = 0; h < hidden; ++h) store(y[h], load(w[h]) * load(x[h]) * rstd);
     }
   });
 }

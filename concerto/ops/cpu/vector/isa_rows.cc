@@ -20,10 +20,10 @@ float rms_norm(const void* x_, const float* w, float eps, void* y_, int64_t n) {
 
 template <class T>
 void rms_norm_backward(const void* dy_, const void* x_, const float* w, float rstd, const void* residual_, void* dx_,
-                       int64_t n) {
+                       void* y_, int64_t n) {
   const T *dy = static_cast<const T*>(dy_), *x = static_cast<const T*>(x_),
           *residual = static_cast<const T*>(residual_);
-  T* dx = static_cast<T*>(dx_);
+  T *dx = static_cast<T*>(dx_), *y = static_cast<T*>(y_);
   Vec dot{};
   for_lanes(n, [&](int64_t i, auto m) { dot += load(dy + i, m) * load(w + i, m) * load(x + i, m); });
   const float slope = rstd * rstd * (sum(dot) / static_cast<float>(n));
@@ -38,6 +38,7 @@ void rms_norm_backward(const void* dy_, const void* x_, const float* w, float rs
       store(dx + i, (g - load(x + i, m) * slope) * rstd, m);
     });
   }
+  if (y) for_lanes(n, [&](int64_t i, auto m) { store(y + i, load(w + i, m) * (load(x + i, m) * rstd), m); });
 }
 
 template <class T>
@@ -89,30 +90,42 @@ CONCERTO_INLINE void prefetch_ahead(const T* p) {
 CONCERTO_INLINE Vec sigmoid(Vec v) { return 1.0f / (1.0f + exp(-v)); }
 
 template <class T>
-void swiglu(const void* gate_, const void* up_, void* act_, int64_t n) {
+void swiglu(const void* gate_, const void* up_, float weight, void* act_, int64_t n) {
   const T *gate = static_cast<const T*>(gate_), *up = static_cast<const T*>(up_);
   T* act = static_cast<T*>(act_);
   for_lanes(n, [&](int64_t i, auto m) {
     prefetch_ahead(gate + i);
     prefetch_ahead(up + i);
     const Vec g = load(gate + i, m);
-    store(act + i, g / (1.0f + exp(-g)) * load(up + i, m), m);
+    store(act + i, g * sigmoid(g) * load(up + i, m) * weight, m);
   });
 }
 
-template <class T>
-void swiglu_backward(const void* gate_, const void* up_, const void* dact_, void* dgate_, void* dup_, int64_t n) {
-  const T *gate = static_cast<const T*>(gate_), *up = static_cast<const T*>(up_), *dact = static_cast<const T*>(dact_);
-  T *dgate = static_cast<T*>(dgate_), *dup = static_cast<T*>(dup_);
+template <bool kAct, class T>
+CONCERTO_INLINE float swiglu_backward_row(const T* gate, const T* up, const T* dact, float weight, T* dgate, T* dup,
+                                          T* act, int64_t n) {
+  Vec dot{};
   for_lanes(n, [&](int64_t i, auto m) {
     prefetch_ahead(gate + i);
     prefetch_ahead(up + i);
     prefetch_ahead(dact + i);
     const Vec g = load(gate + i, m), u = load(up + i, m), d = load(dact + i, m);
-    const Vec s = sigmoid(g), silu = g * s;
-    store(dgate + i, d * u * (s + silu * (1.0f - s)), m);
-    store(dup + i, d * silu, m);
+    const Vec s = sigmoid(g), silu = g * s, whole = silu * u, weighted = d * weight;
+    dot += d * whole;
+    store(dgate + i, weighted * u * (s + silu * (1.0f - s)), m);
+    store(dup + i, weighted * silu, m);
+    if (kAct) store(act + i, whole * weight, m);
   });
+  return sum(dot);
+}
+
+template <class T>
+float swiglu_backward(const void* gate_, const void* up_, const void* dact_, float weight, void* dgate_, void* dup_,
+                      void* act_, int64_t n) {
+  const T *gate = static_cast<const T*>(gate_), *up = static_cast<const T*>(up_), *dact = static_cast<const T*>(dact_);
+  T *dgate = static_cast<T*>(dgate_), *dup = static_cast<T*>(dup_), *act = static_cast<T*>(act_);
+  return act ? swiglu_backward_row<true>(gate, up, dact, weight, dgate, dup, act, n)
+             : swiglu_backward_row<false>(gate, up, dact, weight, dgate, dup, act, n);
 }
 
 template <class T>
@@ -129,61 +142,40 @@ void accumulate(const void* x_, float* sum, int64_t n) {
 }
 
 // kVecs vectors of columns at a time: the rows lie anywhere, and each wants its lines to be asked for together.
-template <int kVecs, bool kWeighted, class T, class M>
-CONCERTO_INLINE void sum_columns(const T* rows, int64_t stride, const int32_t* index, const float* weights,
-                                 int64_t count, const T* add, T* y, int64_t i, M m) {
+template <int kVecs, class T, class M>
+CONCERTO_INLINE void sum_columns(const T* rows, int64_t stride, const int32_t* index, int64_t count, const T* add1,
+                                 const T* add2, T* y, int64_t i, M m) {
   Vec sum[kVecs];
 #pragma GCC unroll 8
-  for (int j = 0; j < kVecs; ++j) sum[j] = add ? load(add + i + j * kLanes, m) : Vec{};
+  for (int j = 0; j < kVecs; ++j) sum[j] = add1 ? load(add1 + i + j * kLanes, m) : Vec{};
+  if (add2)
+#pragma GCC unroll 8
+    for (int j = 0; j < kVecs; ++j) sum[j] += load(add2 + i + j * kLanes, m);
   for (int64_t r = 0; r < count; ++r) {
     const T* row = rows + index[r] * stride + i;
 #pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) {
-      const Vec v = load(row + j * kLanes, m);
-      sum[j] += kWeighted ? v * weights[r] : v;
-    }
+    for (int j = 0; j < kVecs; ++j) sum[j] += load(row + j * kLanes, m);
   }
 #pragma GCC unroll 8
   for (int j = 0; j < kVecs; ++j) store(y + i + j * kLanes, sum[j], m);
 }
 
-template <bool kWeighted, class T>
-void sum_row(const T* rows, int64_t stride, const int32_t* index, const float* weights, int64_t count, const T* add,
-             T* y, int64_t n) {
-  constexpr int kVecs = 4;
-  const int64_t whole = n / (kVecs * kLanes) * (kVecs * kLanes);
-  for (int64_t i = 0; i < whole; i += kVecs * kLanes)
-    sum_columns<kVecs, kWeighted>(rows, stride, index, weights, count, add, y, i, All{});
-  for_lanes(n - whole, [&](int64_t i, auto m) {
-    sum_columns<1, kWeighted>(rows, stride, index, weights, count, add, y, whole + i, m);
-  });
-}
-
 template <class T>
-void sum_rows(const void* rows_, int64_t stride, const int32_t* index, const float* weights, int64_t count,
-              int64_t ahead, const void* add_, void* y_, int64_t n) {
-  const T *rows = static_cast<const T*>(rows_), *add = static_cast<const T*>(add_);
+void sum_rows(const void* rows_, int64_t stride, const int32_t* index, int64_t count, int64_t ahead, const void* add1_,
+              const void* add2_, void* y_, int64_t n) {
+  const T *rows = static_cast<const T*>(rows_), *add1 = static_cast<const T*>(add1_),
+          *add2 = static_cast<const T*>(add2_);
+  T* y = static_cast<T*>(y_);
   for (int64_t r = count; r < count + ahead; ++r) {
     const char* row = reinterpret_cast<const char*>(rows + index[r] * stride);
     for (int64_t at = 0; at < n * static_cast<int64_t>(sizeof(T)); at += 64) __builtin_prefetch(row + at);
   }
-  if (weights)
-    sum_row<true>(rows, stride, index, weights, count, add, static_cast<T*>(y_), n);
-  else
-    sum_row<false>(rows, stride, index, weights, count, add, static_cast<T*>(y_), n);
-}
-
-template <class T>
-float scale_dot(const void* dy_, const void* row_, float weight, void* drow_, int64_t n) {
-  const T *dy = static_cast<const T*>(dy_), *row = static_cast<const T*>(row_);
-  T* drow = static_cast<T*>(drow_);
-  Vec dot{};
-  for_lanes(n, [&](int64_t i, auto m) {
-    const Vec d = load(dy + i, m);
-    dot += d * load(row + i, m);
-    store(drow + i, d * weight, m);
-  });
-  return sum(dot);
+  constexpr int kVecs = 4;
+  const int64_t whole = n / (kVecs * kLanes) * (kVecs * kLanes);
+  for (int64_t i = 0; i < whole; i += kVecs * kLanes)
+    sum_columns<kVecs>(rows, stride, index, count, add1, add2, y, i, All{});
+  for_lanes(n - whole,
+            [&](int64_t i, auto m) { sum_columns<1>(rows, stride, index, count, add1, add2, y, whole + i, m); });
 }
 
 template <class T>
@@ -199,8 +191,8 @@ void from_f32(const float* x, void* y_, int64_t n) {
 
 template <class T>
 constexpr RowTable rows_of() {
-  return {rms_norm<T>, rms_norm_backward<T>, rms_norm_weight<T>, rope<T>,      swiglu<T>, swiglu_backward<T>,
-          add<T>,      accumulate<T>,        sum_rows<T>,        scale_dot<T>, to_f32<T>, from_f32<T>};
+  return {rms_norm<T>, rms_norm_backward<T>, rms_norm_weight<T>, rope<T>,   swiglu<T>,  swiglu_backward<T>,
+          add<T>,      accumulate<T>,        sum_rows<T>,        to_f32<T>, from_f32<T>};
 }
 
 }  // namespace

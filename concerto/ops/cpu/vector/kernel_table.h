@@ -18,20 +18,21 @@ namespace concerto::cpu {
 
 struct RowTable {
   float (*rms_norm)(const void* x, const float* w, float eps, void* y, int64_t n);  // returns rstd
+  // residual and y, what rms_norm gave, may be null.
   void (*rms_norm_backward)(const void* dy, const void* x, const float* w, float rstd, const void* residual, void* dx,
-                            int64_t n);
+                            void* y, int64_t n);
   void (*rms_norm_weight)(const void* dy, const void* x, float rstd, float* dw, int64_t n);  // dw += dy * x * rstd
   void (*rope)(void* x, const float* cos_sin, int64_t heads, int64_t head_dim, bool inverse);
-  void (*swiglu)(const void* gate, const void* up, void* act, int64_t n);
-  void (*swiglu_backward)(const void* gate, const void* up, const void* dact, void* dgate, void* dup, int64_t n);
+  void (*swiglu)(const void* gate, const void* up, float weight, void* act, int64_t n);
+  // Returns dot(dact, silu(gate) * up); act may be null, or dact.
+  float (*swiglu_backward)(const void* gate, const void* up, const void* dact, float weight, void* dgate, void* dup,
+                           void* act, int64_t n);
   void (*add)(const void* a, const void* b, void* out, int64_t n);
   void (*accumulate)(const void* x, float* sum, int64_t n);  // sum += x
-  // y = add + sum over j of weights[j] * rows[index[j]]; weights null: 1; add null: 0. The `ahead` indices after those
-  // are of the next call: their rows are fetched meanwhile.
-  void (*sum_rows)(const void* rows, int64_t stride, const int32_t* index, const float* weights, int64_t count,
-                   int64_t ahead, const void* add, void* y, int64_t n);
-  float (*scale_dot)(const void* dy, const void* row, float weight, void* drow,
-                     int64_t n);  // drow = weight * dy, returns dot(dy, row)
+  // y = add1 + add2 + sum over j of rows[index[j]]; an add may be null. The `ahead` indices after those are of the next
+  // call: their rows are fetched meanwhile.
+  void (*sum_rows)(const void* rows, int64_t stride, const int32_t* index, int64_t count, int64_t ahead,
+                   const void* add1, const void* add2, void* y, int64_t n);
   void (*to_f32)(const void* x, float* y, int64_t n);
   void (*from_f32)(const float* x, void* y, int64_t n);
 };

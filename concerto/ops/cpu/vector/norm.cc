@@ -28,11 +28,12 @@ struct Norm {
     if (ctx.dry_run) return;
     const RowTable& t = table(a.x);
     const int64_t n = a.x.cols();
-    const Rows dy(a.dy), x(a.x), residual(a.residual), dx(a.dx);
+    const Rows dy(a.dy), x(a.x), residual(a.residual), dx(a.dx), y(a.y);
     const float *w = a.w.as<float>(), *rstd = a.rstd.as<float>();
     ctx.pool->parallel_for(a.x.rows(), grain_rows(n * x.element), [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; ++r)
-        t.rms_norm_backward(dy[r], x[r], w, rstd[r], residual.data ? residual[r] : nullptr, dx[r], n);
+        t.rms_norm_backward(dy[r], x[r], w, rstd[r], residual.data ? residual[r] : nullptr, dx[r],
+                            y.data ? y[r] : nullptr, n);
     });
   }
 

@@ -51,55 +51,55 @@ void gather(const Context& ctx, const GatherRows& a) {
   });
 }
 
+void scatter_slots(const Context& ctx, const ScatterSlots& a) {
+  if (ctx.dry_run) return;
+  const int32_t* row = a.row_of.as<int32_t>();
+  const float* slots = a.slots.as<float>();
+  float* rows = a.rows.as<float>();
+  ctx.pool->parallel_for(a.slots.elements(), 8192, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) rows[row[i]] = slots[i];
+  });
+}
+
+void gather_slots(const Context& ctx, const GatherSlots& a) {
+  if (ctx.dry_run) return;
+  const int32_t* row = a.row_of.as<int32_t>();
+  const float* rows = a.rows.as<float>();
+  float* slots = a.slots.as<float>();
+  ctx.pool->parallel_for(a.slots.elements(), 8192, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) slots[i] = rows[row[i]];
+  });
+}
+
 template <Isa isa>
 struct Permute {
-  static const RowTable& table(const View& x) { return kernel_table(isa).rows[type_index(x.dtype)]; }
-
-  static void sum(const Context& ctx, const View& rows_view, const View& row_of, const float* weights,
-                  const View& add_view, const View& y_view) {
-    const RowTable& t = table(y_view);
-    const Rows add(add_view), y(y_view);
+  // y = first + second + the sum of a token's rows.
+  static void sum(const Context& ctx, const View& rows, const View& row_of, const View& first_view,
+                  const View& second_view, const View& y_view) {
+    const RowTable& t = kernel_table(isa).rows[type_index(y_view.dtype)];
+    const Rows first(first_view), second(second_view), y(y_view);
     const int64_t n = y_view.cols(), top_k = row_of.dim(1);
     const int32_t* row = row_of.as<int32_t>();
-    ctx.pool->parallel_for(
-        row_of.dim(0), grain_rows((top_k + 2) * n * y.element), [&](int64_t begin, int64_t end, int) {
-          for (int64_t i = begin; i < end; ++i)
-            t.sum_rows(rows_view.data, rows_view.row_stride, row + i * top_k, weights ? weights + i * top_k : nullptr,
-                       top_k, i + 1 < end ? top_k : 0, add.data ? add[i] : nullptr, y[i], n);
-        });
+    ctx.pool->parallel_for(row_of.dim(0), grain_rows((top_k + 2) * n * y.element),
+                           [&](int64_t begin, int64_t end, int) {
+                             for (int64_t i = begin; i < end; ++i)
+                               t.sum_rows(rows.data, rows.row_stride, row + i * top_k, top_k, i + 1 < end ? top_k : 0,
+                                          first.data ? first[i] : nullptr, second.data ? second[i] : nullptr, y[i], n);
+                           });
   }
 
   static void gather_backward(const Context& ctx, const GatherRowsBackward& a) {
     if (ctx.dry_run) return;
-    sum(ctx, a.drows, a.row_of, nullptr, View{}, a.dx);
+    sum(ctx, a.drows, a.row_of, View{}, View{}, a.dx);
   }
   static void combine(const Context& ctx, const CombineRows& a) {
     if (ctx.dry_run) return;
-    sum(ctx, a.rows, a.row_of, a.weights.as<float>(), a.add, a.y);
+    sum(ctx, a.rows, a.row_of, a.residual, a.add, a.y);
   }
 
-  static void combine_backward(const Context& ctx, const CombineRowsBackward& a) {
-    if (ctx.dry_run) return;
-    const RowTable& t = table(a.dy);
-    const Rows dy(a.dy), rows(a.rows), drows(a.drows);
-    const int64_t n = a.dy.cols(), top_k = a.row_of.dim(1);
-    const int32_t* row = a.row_of.as<int32_t>();
-    const float* weights = a.weights.as<float>();
-    float* dweights = a.dweights.as<float>();
-    ctx.pool->parallel_for(a.dy.rows(), grain_rows((2 * top_k + 1) * n * dy.element),
-                           [&](int64_t begin, int64_t end, int) {
-                             for (int64_t i = begin * top_k; i < end * top_k; ++i) {
-                               if (i + top_k < end * top_k)  // the rows of the next token lie anywhere
-                                 for (int64_t at = 0; at < n * dy.element; at += 64) {
-                                   __builtin_prefetch(rows[row[i + top_k]] + at);
-                                   __builtin_prefetch(drows[row[i + top_k]] + at, 1);
-                                 }
-                               dweights[i] = t.scale_dot(dy[i / top_k], rows[row[i]], weights[i], drows[row[i]], n);
-                             }
-                           });
+  static void fill(Backend& b) {
+    b.permute = {make_plan, gather, gather_backward, combine, scatter_slots, gather_slots};
   }
-
-  static void fill(Backend& b) { b.permute = {make_plan, gather, gather_backward, combine, combine_backward}; }
 };
 
 }  // namespace
