@@ -9,30 +9,23 @@
 #include <csignal>
 #include <vector>
 
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
+
 namespace concerto {
 namespace {
 
 class Files : public testing::Test {
  protected:
-  Files() { remove_tree(dir_), make_directories(dir_); }
-  ~Files() override {
-    set_io_fault_for_tests(nullptr);
-    remove_tree(dir_);
-  }
+  ~Files() override { set_io_fault_for_tests(nullptr); }
   std::string at(const std::string& name) const { return dir_ + "/" + name; }
-  std::string dir_ = testing::TempDir() + "concerto_files_" + std::to_string(getpid());
+  const TestFolder folder_;
+  const std::string dir_ = folder_.path();
 };
 
 template <class F>
 std::string io_failure(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, ErrorCode::kIo) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+  return error_of(ErrorCode::kIo, f);
 }
 
 TEST_F(Files, AtomicWriteReadsBackAndLeavesNoTemporary) {

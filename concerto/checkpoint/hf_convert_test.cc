@@ -1,23 +1,19 @@
 #include "concerto/checkpoint/hf_convert.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 namespace concerto {
 namespace {
 
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
-
 class HfConvert : public testing::Test {
  protected:
-  HfConvert() { remove_tree(dir_), make_directories(dir_); }
-  ~HfConvert() override {
-    set_io_fault_for_tests(nullptr);
-    remove_tree(dir_);
-  }
-  std::string dir_ = testing::TempDir() + "concerto_convert_" + std::to_string(getpid());
+  ~HfConvert() override { set_io_fault_for_tests(nullptr); }
+  const TestFolder folder_;
+  const std::string dir_ = folder_.path();
 };
 
 void expect_same_tensors(const std::string& a, const std::string& b) {

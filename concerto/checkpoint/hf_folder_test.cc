@@ -1,12 +1,13 @@
 #include "concerto/checkpoint/hf_folder.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 namespace concerto {
 namespace {
 
@@ -16,25 +17,12 @@ const char* const kTextCases[] = {"dense-tiny", "moe-tiny", "moe-interval2", "mo
 
 template <class F>
 std::string model_failure(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, ErrorCode::kModel) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+  return error_of(ErrorCode::kModel, f);
 }
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 class HfFolder : public testing::Test {
  protected:
-  HfFolder() { remove_tree(dir_), make_directories(dir_); }
-  ~HfFolder() override {
-    set_io_fault_for_tests(nullptr);
-    remove_tree(dir_);
-  }
+  ~HfFolder() override { set_io_fault_for_tests(nullptr); }
 
   struct Tensor {
     Shape shape;
@@ -72,7 +60,8 @@ class HfFolder : public testing::Test {
     return dir_;
   }
 
-  std::string dir_ = testing::TempDir() + "concerto_hf_" + std::to_string(getpid());
+  const TestFolder folder_;
+  const std::string dir_ = folder_.path();
 };
 
 // Copies every tensor of the golden folder through write_hf_folder.

@@ -2,14 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include "concerto/config/config_test_support.h"
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/config/model_fields.h"
 
 namespace concerto {
 namespace {
 
 ModelConfig load(const std::string& json) {
-  const TempFolder folder;
+  const TestFolder folder;
   return load_model_config(folder.write("config.json", json));
 }
 std::string fault_of(const std::string& json) {

@@ -4,7 +4,8 @@
 
 #include <random>
 
-#include "concerto/config/config_test_support.h"
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/run_fields.h"
 
@@ -138,7 +139,7 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
   EXPECT_TRUE(has(one_fault("backend: cuda\n"), "cuda is planned, not built yet. Use cpu or ref"));
   EXPECT_TRUE(
       has(fault_of("model: {hidden_size: 64, num_attention_heads: 4, init: pretrained}\n"), "model.path is not given"));
-  const TempFolder folder;
+  const TestFolder folder;
   folder.write("config.json", R"({"model_type": "ernie4_5"})");
   EXPECT_TRUE(has(fault_of(fmt::format("model: {{path: \"{}\", init: pretrained}}\n", folder.path())),
                   "holds no .safetensors file"));
@@ -147,7 +148,7 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
 }
 
 TEST(ParseRunConfig, AllAtOnce) {
-  const TempFolder folder;
+  const TestFolder folder;
   const std::string path = folder.write("config.json", R"({"model_type": "ernie4_5_moe", "moe_k": 100})");
   const std::string text = fault_of(
       fmt::format("model: {{path: \"{}\", hiden_size: 3}}\ntraining:\n  stps: 3\n  dtype: f16\nbackend: cuda\n", path),
@@ -311,7 +312,7 @@ TEST(CheckTrainable, NamesAllThatIsMissing) {
 }
 
 TEST(LoadRunConfig, ReadsFiles) {
-  const TempFolder folder;
+  const TestFolder folder;
   EXPECT_EQ(load_run_config(folder.write("a.yaml", kModel), {{"training.steps", "3"}}).training.steps, 3);
   EXPECT_TRUE(
       has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path() + "/none.yaml", {}); }), "no such file"));

@@ -69,7 +69,7 @@ bool same(const MicroBatch& a, const MicroBatch& b) {
 // Any seed, length and shape: after the first e epochs' tokens of the stream every token was seen exactly e times.
 TEST(BatchSource, LosesAndRepeatsNothingInAnEpoch) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
-    const TemporaryFolder folder;
+    const TestFolder folder;
     const Documents documents = unique_documents(seed, 5 + seed * 7, 3 + seed * 5);
     write_documents(folder / "a", documents, 60000);
     auto options = options_for({{folder / "a", 1}}, 4 + static_cast<int64_t>(seed) * 3);
@@ -94,7 +94,7 @@ TEST(BatchSource, LosesAndRepeatsNothingInAnEpoch) {
 }
 
 TEST(BatchSource, TargetsAreTheNextTokenOfTheSameDocument) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const Documents documents = unique_documents(3, 40, 30);
   write_documents(folder / "a", documents, 60000);
   std::map<int32_t, int32_t> next;
@@ -129,7 +129,7 @@ TEST(BatchSource, TargetsAreTheNextTokenOfTheSameDocument) {
 }
 
 TEST(BatchSource, WithoutDocumentMaskRowsAreOneTextAndTargetsCrossBorders) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{10, 11, kEos}, {20, kEos}}, 60000);
   auto options = options_for({{folder / "a", 1}}, 4);
   options.document_mask = false;
@@ -146,7 +146,7 @@ TEST(BatchSource, WithoutDocumentMaskRowsAreOneTextAndTargetsCrossBorders) {
 }
 
 TEST(BatchSource, ADocumentCutByARowStartsAnewInTheNext) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{10, 11, 12, 13, 14, kEos}}, 60000);
   BatchSource source(options_for({{folder / "a", 1}}, 4));
   std::vector<MicroBatch> out;
@@ -161,7 +161,7 @@ TEST(BatchSource, ADocumentCutByARowStartsAnewInTheNext) {
 
 // A run that stops and goes on sees what one that never stopped sees.
 TEST(BatchSource, AnySampleIsAFunctionOfItsNumber) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", unique_documents(1, 30, 20), 60000);
   write_documents(folder / "b", unique_documents(2, 20, 9, 5000), 60000);
   const Documents records = unique_documents(3, 25, 12, 9000);
@@ -190,7 +190,7 @@ TEST(BatchSource, AnySampleIsAFunctionOfItsNumber) {
 }
 
 TEST(BatchSource, WeightsAreKeptInEveryWindow) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const std::vector<double> weights = {0.7, 0.05, 0.25};
   std::vector<DataSource> sources;
   for (int s = 0; s < 3; ++s) {
@@ -212,7 +212,7 @@ TEST(BatchSource, WeightsAreKeptInEveryWindow) {
 
 TEST(BatchSource, RecordsAreKeptWholeAndPacked) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    const TemporaryFolder folder;
+    const TestFolder folder;
     const Documents records = unique_documents(seed, 700, 20);
     std::vector<std::vector<uint8_t>> masks;
     for (const auto& record : records) {
@@ -269,7 +269,7 @@ TEST(BatchSource, RecordsAreKeptWholeAndPacked) {
 }
 
 TEST(BatchSource, OnePassSeesEachSourceOnceInOrder) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{10, 11, 12, 13, kEos}}, 60000);
   write_documents(folder / "b", {{20, 21, kEos}, {22, kEos}, {23, 24, 25, kEos}}, 60000);
   auto options = options_for({{folder / "a", 0}, {folder / "b", 5}}, 4);
@@ -285,7 +285,7 @@ TEST(BatchSource, OnePassSeesEachSourceOnceInOrder) {
 }
 
 TEST(BatchSource, SteadyFillsDoNotAllocate) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", unique_documents(1, 60, 20), 60000);
   auto options = options_for({{folder / "a", 1}}, 16);
   options.mtp_depth = 2;
@@ -302,7 +302,7 @@ TEST(BatchSource, SteadyFillsDoNotAllocate) {
 }
 
 TEST(BatchSource, NamesWhatIsWrong) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "empty", {{}, {}}, 60000);
   write_documents(folder / "a", {{10, 59999}}, 60000);
   write_documents(folder / "long", {{1, 2, 3, 4, 5}}, 60000, {{1, 1, 1, 1, 1}});

@@ -12,7 +12,7 @@ struct Packed {
   std::vector<std::string> trained;  // what the mask leaves, decoded
 };
 
-Packed pack_and_read(const TemporaryFolder& folder, std::vector<std::string> inputs, SplitText split = SplitText::kFile,
+Packed pack_and_read(const TestFolder& folder, std::vector<std::string> inputs, SplitText split = SplitText::kFile,
                      int threads = 2) {
   const Tokenizer& tokenizer = sample_tokenizer();
   Packed packed;
@@ -34,7 +34,7 @@ Packed pack_and_read(const TemporaryFolder& folder, std::vector<std::string> inp
 }
 
 TEST(Pack, TextIsCutAsAsked) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto file = folder.write("a.txt", "one\ntwo\n\n\nthree\n\f\nfour\n");
   using Texts = std::vector<std::string>;
   EXPECT_EQ(pack_and_read(folder, {file}).texts, (Texts{"one\ntwo\n\n\nthree\n\f\nfour</s>"}));
@@ -47,14 +47,14 @@ TEST(Pack, TextIsCutAsAsked) {
 }
 
 TEST(Pack, AByteOrderMarkIsNoText) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   EXPECT_EQ(pack_and_read(folder, {folder.write("a.txt", "\xef\xbb\xbfone")}).texts.front(), "one</s>");
   EXPECT_EQ(pack_and_read(folder, {folder.write("a.jsonl", "\xef\xbb\xbf{\"text\": \"one\"}\n")}).texts.front(),
             "one</s>");
 }
 
 TEST(Pack, ControlTokensInATextStayText) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto packed = pack_and_read(folder, {folder.write("a.txt", "x</s>y")});
   EXPECT_EQ(packed.texts.front(), "x</s>y</s>");
   const IndexedDataset data(folder / "out");
@@ -64,7 +64,7 @@ TEST(Pack, ControlTokensInATextStayText) {
 }
 
 TEST(Pack, PlainRecords) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto packed = pack_and_read(
       folder,
       {folder.write(
@@ -76,7 +76,7 @@ TEST(Pack, PlainRecords) {
 }
 
 TEST(Pack, ConversationsGoThroughTheTemplateAndMaskThePrompts) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto packed =
       pack_and_read(folder, {folder.write("a.jsonl",
                                           R"({"system": "Be brief.", "src": ["2+2?", "And?"], "tgt": ["4", "12"]}
@@ -101,19 +101,19 @@ TEST(Pack, ConversationsGoThroughTheTemplateAndMaskThePrompts) {
 }
 
 TEST(Pack, ThreadsDoNotChangeTheFiles) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   std::string lines;
   for (int i = 0; i < 500; ++i) lines += fmt::format("{{\"text\": \"document {} {}\"}}\n", i, std::string(i % 50, 'x'));
   const auto file = folder.write("a.jsonl", lines);
   pack_and_read(folder, {file}, SplitText::kFile, 1);
-  const std::string bin = read_file(folder / "out.bin"), idx = read_file(folder / "out.idx");
+  const std::string bin = read_text(folder / "out.bin"), idx = read_text(folder / "out.idx");
   pack_and_read(folder, {file}, SplitText::kFile, 4);
-  EXPECT_TRUE(read_file(folder / "out.bin") == bin);
-  EXPECT_TRUE(read_file(folder / "out.idx") == idx);
+  EXPECT_TRUE(read_text(folder / "out.bin") == bin);
+  EXPECT_TRUE(read_text(folder / "out.idx") == idx);
 }
 
 TEST(Pack, ABrokenLineIsNamedAndNothingIsLeft) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto refuse = [&](const std::string& content, const std::vector<std::string>& parts,
                           const char* name = "a.jsonl") {
     expect_error(ErrorCode::kData, parts, [&] {
@@ -151,7 +151,7 @@ TEST(Pack, ABrokenLineIsNamedAndNothingIsLeft) {
 }
 
 TEST(Pack, ReportsProgress) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   std::string text;
   for (int i = 0; i < 20000; ++i) text += "some line of text that is packed as a document of its own\n";
   int64_t calls = 0, last = 0;
@@ -170,7 +170,7 @@ TEST(Pack, ReportsProgress) {
 }
 
 TEST(Records, ANamelessTokenizerCannotEndADocument) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   sample_tokenizer().save(folder / "model");
   folder.write("model/tokenizer_config.json", R"({"eos_token": "<nowhere>"})");
   TokenizedRecord out;

@@ -5,12 +5,12 @@
 
 #include <thread>
 
+#include "concerto/base/test_folder.h"
 #include "concerto/train/allocation_guard.h"
 #include "concerto/train/memory_report.h"
 #include "concerto/train/metrics.h"
 #include "concerto/train/progress.h"
 #include "concerto/train/tensorboard.h"
-#include "concerto/train/test_folder.h"
 #include "concerto/train/trace_writer.h"
 
 namespace concerto {

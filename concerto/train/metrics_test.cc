@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/human_units.h"
-#include "concerto/train/test_folder.h"
 
 namespace concerto {
 namespace {

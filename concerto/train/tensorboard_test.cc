@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "concerto/base/error.h"
-#include "concerto/train/test_folder.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {

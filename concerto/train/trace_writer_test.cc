@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "concerto/train/test_folder.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {
