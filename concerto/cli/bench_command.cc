@@ -4,12 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "concerto/arch/model_spec.h"
+#include "concerto/base/clock.h"
 #include "concerto/base/rng.h"
 #include "concerto/cli/backends.h"
 #include "concerto/cli/bench_moe.h"
@@ -27,8 +27,6 @@ struct BenchArguments {
   int threads = 0;
   bool json = false;
 };
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Fresh random tokens every step, one document a row.
 void random_batch(const ModelConfig& m, const BenchArguments& a, int64_t step, MicroBatch& b) {
@@ -119,9 +117,9 @@ void run_bench_step(const BenchArguments& a) {
     else
       random_batch(m, a, step, batches[0]);
     profile = {};
-    const double start = now();
+    const double start = steady_seconds();
     engine.step(step, batches, nullptr, report, why);
-    const double seconds = now() - start;
+    const double seconds = steady_seconds() - start;
     const bool better = best == 0 || seconds < best;
     if (better) {
       best = seconds;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "concerto/tensor/arena.h"
+#include "concerto/tensor/values.h"
 
 namespace concerto {
 namespace {
@@ -44,6 +45,20 @@ TEST(View, RowAndColumnRanges) {
   const View c = v.cols_range(1, 2);
   EXPECT_EQ(c.as<float>()[c.row_stride], 4);
   EXPECT_FALSE(c.dense());
+}
+
+TEST(Values, SkipTheGapsAndReadEveryType) {
+  float x[6] = {0, 1, NAN, 3, 4, INFINITY};
+  const View v(x, {2, 3}, DType::kF32);
+  EXPECT_EQ(to_doubles(v.cols_range(0, 2)), (std::vector<double>{0, 1, 3, 4}));
+  EXPECT_TRUE(all_finite(v.cols_range(0, 2)));
+  EXPECT_FALSE(all_finite(v.rows_range(0, 1)));
+  EXPECT_FALSE(all_finite(v.rows_range(1, 1)));
+  bf16 b[2] = {bf16(1.5f), bf16(-2.0f)};
+  EXPECT_EQ(to_doubles(View(b, {2}, DType::kBF16)), (std::vector<double>{1.5, -2}));
+  int32_t i[1] = {-7};
+  EXPECT_EQ(to_doubles(View(i, {1}, DType::kI32)), std::vector<double>{-7});
+  EXPECT_TRUE(all_finite(View(i, {1}, DType::kI32)));
 }
 
 }  // namespace

@@ -3,17 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 
+#include "concerto/base/clock.h"
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/signals.h"
 
 namespace concerto {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 BatchSourceOptions source_options(const RunConfig& c, bool valid) {
   const ModelConfig& m = c.model.config;
@@ -34,7 +32,7 @@ BatchSourceOptions train_source_options(const RunConfig& config) { return source
 
 Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style)
     : config_((check_trainable(config), config)),
-      start_time_(now()),
+      start_time_(steady_seconds()),
       folder_(config_),
       progress_({.style = style, .log_every_steps = config_.monitor.log_every_steps}),
       before_data_bytes_(read_process_memory().rss_bytes),
@@ -78,7 +76,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
                         int64_t step, std::vector<MicroBatch>& out) { source_.fill((step - 1) * n, n, rows, out); };
   prefetcher_ = std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch);
-  saved_time_ = now();
+  saved_time_ = steady_seconds();
 }
 
 Trainer::~Trainer() = default;
@@ -181,7 +179,7 @@ RunSummary Trainer::run() {
 }
 
 void Trainer::one_step() {
-  const double begin = now();
+  const double begin = steady_seconds();
   const int64_t next = step_ + 1;
   if (trace_) trace_->begin_step(next);
   const std::vector<MicroBatch>& micro_batches = prefetcher_->next();
@@ -190,7 +188,7 @@ void Trainer::one_step() {
   if (report_.skipped) handle_bad_step(why_, micro_batches);
   step_ = next;
   meta_.valid_loss.reset();
-  const double seconds = now() - begin;
+  const double seconds = steady_seconds() - begin;
   train_seconds_ += seconds;
   report_step(seconds);
 }
@@ -226,7 +224,7 @@ bool Trainer::evaluation_due() const {
 
 void Trainer::evaluate() {
   progress_.status("evaluating");
-  const double begin = now();
+  const double begin = steady_seconds();
   const TrainingSection& t = config_.training;
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size), all = valid_->rows_per_pass();
   const int64_t samples = t.eval_batches > 0 ? std::min(all, t.eval_batches * rows) : all;
@@ -240,7 +238,7 @@ void Trainer::evaluate() {
   const EvalReport report{.step = step_,
                           .valid_loss = valid_output_.loss(),
                           .valid_tokens = valid_output_.loss_count[0],
-                          .seconds = now() - begin};
+                          .seconds = steady_seconds() - begin};
   meta_.valid_loss = report.valid_loss;
   if (report.valid_loss < meta_.best_valid_loss) {
     meta_.best_valid_loss = report.valid_loss;
@@ -254,7 +252,7 @@ void Trainer::evaluate() {
 bool Trainer::should_save() const {
   const CheckpointSection& c = config_.checkpoint;
   if (c.every_steps > 0 && step_ % c.every_steps == 0) return true;
-  return c.every_minutes > 0 && now() - saved_time_ >= c.every_minutes * 60;
+  return c.every_minutes > 0 && steady_seconds() - saved_time_ >= c.every_minutes * 60;
 }
 
 // A checkpoint that cannot be written (full disk) is an alarm, not the end of the run: the last good one stays.
@@ -264,7 +262,7 @@ void Trainer::save() {
   meta_.samples = step_ * config_.training.global_batch_size;
   meta_.loss_history = guard_.history();
   meta_.counters["skipped_steps"] = static_cast<double>(skipped_);
-  saved_time_ = now();
+  saved_time_ = steady_seconds();
   try {
     metrics_->sync();
     save_checkpoint(folder_.dir(), meta_, checkpoint_tensors(engine_.store()));
@@ -312,7 +310,7 @@ void Trainer::finish(RunSummary& s) {
     s.best_valid_step = meta_.best_step;
   }
   s.tokens = tokens_;
-  s.seconds = now() - start_time_;
+  s.seconds = steady_seconds() - start_time_;
   s.train_seconds = train_seconds_;
   s.skipped_steps = skipped_;
   s.unsaved = unsaved_;
