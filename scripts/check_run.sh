@@ -26,7 +26,8 @@ assert losses[-1] < losses[0] - 0.5, f"the loss did not fall: {losses[0]} -> {lo
 assert valid and valid[-1] < losses[0], f"validation: {valid}"
 for key in ("step", "total_loss", "lr", "grad_norm", "tokens", "tokens_per_s", "expert_max_over_mean"):
     assert key in rows[0], f"metrics.jsonl has no {key}"
-assert json.load(open(run + "/trace.json"))["traceEvents"], "trace.json is empty"
+spans = {event["name"] for event in json.load(open(run + "/trace.json"))["traceEvents"]}
+assert spans >= {"forward", "backward", "optimizer", "wait for data", "head"}, f"trace.json has {spans}"
 print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {steps} steps, valid {valid[-1]:.3f}")
 END
 "$concerto" checkpoint verify "$run/latest"

@@ -151,6 +151,7 @@ SegmentContext Executor::segment_context(Slot& slot, bool training) {
 
 // All units, everything kept for the backward pass.
 void Executor::forward(Slot& slot) {
+  const TraceScope whole(trace_, "forward", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   slot.keep.reset();
   Acts acts;
@@ -177,6 +178,7 @@ void Executor::forward_only(Slot& slot) {
 
 // Unit by unit: gradients of activations, then of weights, so that gradient memory is recycled after each unit.
 void Executor::backward(Slot& slot) {
+  const TraceScope whole(trace_, "backward", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   Acts grads;
   for (size_t i = stage_.units().size(); i-- > 0;) {
@@ -191,6 +193,7 @@ void Executor::backward(Slot& slot) {
 }
 
 void Executor::backward_input(Slot& slot) {
+  const TraceScope whole(trace_, "backward_input", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   slot.backward.reset();
   Acts grads;
@@ -202,6 +205,7 @@ void Executor::backward_input(Slot& slot) {
 }
 
 void Executor::backward_weight(Slot& slot) {
+  const TraceScope whole(trace_, "backward_weight", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   for (size_t i = stage_.units().size(); i-- > 0;) {
     const Unit& unit = stage_.units()[i];

@@ -70,6 +70,7 @@ class Executor {
   void set_observer(Observer* observer) { observer_ = observer; }
   void set_profile(OpProfile* profile) { context_.profile = profile; }
   void set_trace(TraceWriter* trace) { trace_ = trace; }
+  TraceWriter* trace() const { return trace_; }
 
  private:
   struct Slot;

@@ -33,7 +33,11 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
 void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
                       std::string& why) {
   const ModelConfig& model = config_.model.config;
-  store_->zero_gradients(pool_);
+  TraceWriter* const trace = executor_->trace();
+  {
+    const TraceScope scope(trace, "zero gradients", "optimizer");
+    store_->zero_gradients(pool_);
+  }
   executor_->run(schedule_, micro_batches, output_);
   report.step = step;
   report.steps = config_.training.steps;
@@ -52,10 +56,15 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
   report.moe_layers.assign(stage_->moe_layers().begin(), stage_->moe_layers().end());
   report.tokens_per_expert = output_.tokens_per_expert;
   set_expert_max_over_mean(report);
-  report.grad_norm = optimizer_->gradient_norm(executor_->ops());
+  {
+    const TraceScope scope(trace, "gradient norm", "optimizer");
+    report.grad_norm = optimizer_->gradient_norm(executor_->ops());
+  }
   why = guard ? guard->judge(report.loss, report.grad_norm) : std::string();
   report.skipped = !why.empty();
-  if (!report.skipped) optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
+  if (report.skipped) return;
+  const TraceScope scope(trace, "optimizer", "optimizer");
+  optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
 }
 
 }  // namespace concerto

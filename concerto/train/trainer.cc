@@ -178,11 +178,16 @@ RunSummary Trainer::run() {
   return summary;
 }
 
+const std::vector<MicroBatch>& Trainer::next_batch() {
+  const TraceScope scope(trace_.get(), "wait for data", "data");
+  return prefetcher_->next();
+}
+
 void Trainer::one_step() {
   const double begin = steady_seconds();
   const int64_t next = step_ + 1;
   if (trace_) trace_->begin_step(next);
-  const std::vector<MicroBatch>& micro_batches = prefetcher_->next();
+  const std::vector<MicroBatch>& micro_batches = next_batch();
   engine_.step(next, micro_batches, &guard_, report_, why_);
   if (trace_) trace_->end_step();
   if (report_.skipped) handle_bad_step(why_, micro_batches);

@@ -69,6 +69,7 @@ class Trainer {
   void start_from_weights();
   void resume();
   void describe();
+  const std::vector<MicroBatch>& next_batch();
   void one_step();
   void handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches);
   void report_step(double seconds);
