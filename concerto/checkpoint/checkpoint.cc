@@ -84,6 +84,16 @@ std::string fault_list(const std::vector<std::string>& faults) {
 
 }  // namespace
 
+std::string follow_latest(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
+  if (path.substr(slash == std::string::npos ? 0 : slash + 1) != "latest" || is_directory(path) || !path_exists(path))
+    return path;
+  std::string name = read_text_file(path, 256);
+  while (!name.empty() && (name.back() == '\n' || name.back() == '\r')) name.pop_back();
+  return folder + "/" + name;
+}
+
 std::string checkpoint_path(const std::string& run_dir, int64_t step) {
   return fmt::format("{}/checkpoint-{}", run_dir, step);
 }

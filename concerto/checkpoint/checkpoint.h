@@ -119,6 +119,10 @@ struct LatestCheckpoint {
 // back to an older one.)
 LatestCheckpoint find_latest(const std::string& run_dir);
 
+// RUNDIR/latest is a text file with the name of a checkpoint beside it; people pass it as if it were that checkpoint.
+// Any other path comes back as it is.
+std::string follow_latest(const std::string& path);
+
 // Removes whole checkpoints but the `keep` (>= 1) saved last and, with keep_best, the one of lowest valid_loss; and
 // what a crash left half written or half removed. Damaged ones do not count and stay, for a person to look at. Returns
 // the removed paths.

@@ -22,8 +22,9 @@ namespace concerto {
 namespace {
 
 struct BenchArguments {
-  std::string model, data, dtype = "bf16", backend = "cpu", recompute = "none", schedule = "1f1b", rival;
+  std::string model, data, dtype = "bf16", backend = "cpu", schedule = "1f1b", rival;
   int64_t batch = 8, seq = 1024, steps = 4, seed = 1;
+  Recompute recompute = Recompute::kNone;
   int threads = 0;
   bool json = false;
 };
@@ -63,9 +64,7 @@ RunConfig bench_config(const BenchArguments& a) {
   c.training.seq_length = a.seq;
   c.training.steps = a.steps;
   c.training.dtype = a.dtype;
-  c.parallel.recompute = a.recompute == "full"        ? Recompute::kFull
-                         : a.recompute == "selective" ? Recompute::kSelective
-                                                      : Recompute::kNone;
+  c.parallel.recompute = a.recompute;
   c.parallel.schedule = a.schedule;
   if (!a.data.empty()) c.data.train = {{a.data, 1.0}};
   c.backend = a.backend;
@@ -193,9 +192,7 @@ void add_bench_command(CLI::App& app) {
       ->capture_default_str();
   c->add_option("--dtype", a->dtype, "bf16 | f32")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
-  c->add_option("--recompute", a->recompute, "none | selective | full")
-      ->check(CLI::IsMember({"none", "selective", "full"}))
-      ->capture_default_str();
+  add_recompute_option(*c, a->recompute);
   c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")
       ->check(CLI::IsMember({"1f1b", "zero_bubble"}))
       ->capture_default_str();

@@ -26,17 +26,6 @@ struct Options {
 
 enum class Kind { kFile, kModel, kCheckpoint, kRun };
 
-// RUNDIR/latest is a text file with the name of a checkpoint beside it; people pass it as if it were that checkpoint.
-std::string follow_latest(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
-  if (path.substr(slash == std::string::npos ? 0 : slash + 1) != "latest" || is_directory(path) || !path_exists(path))
-    return path;
-  std::string name = read_text_file(path, 256);
-  while (!name.empty() && (name.back() == '\n' || name.back() == '\r')) name.pop_back();
-  return folder + "/" + name;
-}
-
 Kind kind_of(const std::string& path) {
   if (!path_exists(path)) throw Error(ErrorCode::kIo, path, "there is no such file or folder", "Check the path.");
   if (!is_directory(path)) return Kind::kFile;

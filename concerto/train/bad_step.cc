@@ -56,7 +56,8 @@ std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
     if (!bad.first().empty()) found = fmt::format("{} (micro-batch {})", bad.first(), m);
   }
   executor.set_observer(nullptr);
-  for (int i = 0; i < store.size() && found.empty(); ++i)
+  // What is not finite spreads to all that is computed after it: backward goes from the last tensor to the first.
+  for (int i = store.size(); i-- > 0 && found.empty();)
     if (!all_finite(store.gradient(i))) found = "gradient of " + store.specs()[static_cast<size_t>(i)].name;
   return found.empty() ? "none: every activation and gradient is finite" : found;
 }

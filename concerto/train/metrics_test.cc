@@ -181,18 +181,6 @@ TEST(RecordFile, HalfWrittenRecordIsCutOff) {
   EXPECT_EQ(warnings, 1);
 }
 
-TEST(WriteFileAtomically, ReplacesOrLeavesNothing) {
-  const TestFolder folder;
-  write_text(folder / "f", "old");
-  write_file_atomically(folder / "f", "new");
-  EXPECT_EQ(read_text(folder / "f"), "new");
-  EXPECT_THROW(write_file_atomically(folder / "no/f", "x"), Error);
-  std::filesystem::create_directories(folder / "taken/inside");
-  EXPECT_THROW(write_file_atomically(folder / "taken", "x"), Error);  // rename onto a folder fails
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
-    EXPECT_EQ(entry.path().string().find(".tmp."), std::string::npos) << entry.path();
-}
-
 TEST(HumanUnits, ReadAsPeopleWrite) {
   EXPECT_EQ(format_count(0), "0");
   EXPECT_EQ(format_count(987), "987");

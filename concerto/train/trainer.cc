@@ -41,7 +41,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
       baseline_bytes_(read_process_memory().rss_bytes),
       engine_(config_, backend, pool, docs_per_row()),
       guard_(config_.training.spike_factor) {
-  check_memory(engine_.predicted_bytes(), read_available_memory());  // its buffers are mapped, but not yet touched
+  check_memory(engine_.predicted_bytes() + batch_bytes(), read_available_memory());  // mapped, but not yet touched
   for (const std::string& note : folder_.notes()) progress_.log("passed over " + note);
   constexpr int64_t kManyParameters = 50'000'000;  // take some seconds
   if (const int64_t n = parameter_count(config_.model.config); n > kManyParameters)
@@ -59,7 +59,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
-  predicted_bytes_ = engine_.predicted_bytes() + data_bytes_to_map();
+  predicted_bytes_ = engine_.predicted_bytes() + batch_bytes() + data_bytes_to_map();
   folder_.write_config(config_);
   describe();
 
@@ -116,6 +116,14 @@ double Trainer::docs_per_row() const {
     weights += weight;
   }
   return std::min(docs / weights, static_cast<double>(config_.training.seq_length));
+}
+
+// Of the micro-batches that are read ahead and the ones in use: ids, positions and targets of each token.
+int64_t Trainer::batch_bytes() const {
+  const TrainingSection& t = config_.training;
+  const int64_t steps = std::min<int64_t>(config_.data.prefetch + 1, std::max<int64_t>(1, t.steps - step_));
+  const int64_t ids = 3 + 2 * config_.model.config.num_nextn_predict_layers;
+  return steps * t.global_batch_size * t.seq_length * ids * static_cast<int64_t>(sizeof(int32_t));
 }
 
 // What reading the data will still map: opening it has mapped small files whole, to check them. A row's tokens stand
@@ -205,9 +213,14 @@ void Trainer::handle_bad_step(const std::string& why, std::span<const MicroBatch
       fmt::format("{}; batch: samples {} to {}; first bad tensor: {}", why, first, first + n - 1, bad);
   constexpr int64_t kMostInARow = 20;  // weights that are broken never give a good step again
   ++skipped_;
-  if (config_.training.on_bad_loss == BadStep::kStop || ++skipped_in_a_row_ > kMostInARow)
-    throw Error(ErrorCode::kNumeric, fmt::format("step {}", step_ + 1), text,
+  const std::string where = fmt::format("step {}", step_ + 1);
+  if (config_.training.on_bad_loss == BadStep::kStop)
+    throw Error(ErrorCode::kNumeric, where, text,
                 "Lower optimizer.lr, raise warmup_steps, or skip such batches with training.on_bad_loss: skip.");
+  if (++skipped_in_a_row_ > kMostInARow)
+    throw Error(ErrorCode::kNumeric, where, fmt::format("{} bad steps in a row; the last: {}", skipped_in_a_row_, text),
+                "It is not the batch: look at the data from there on, or go back to an earlier checkpoint with "
+                "run.resume.");
   progress_.log(fmt::format("step {} skipped: {}", step_ + 1, text));
 }
 
@@ -240,6 +253,8 @@ void Trainer::evaluate() {
     for (const MicroBatch& b : valid_batches_) engine_.executor().evaluate(b, valid_output_);
   }
   if (StopSignals::requested() != 0) return;  // half an evaluation says nothing
+  if (valid_output_.loss_count[0] == 0)
+    return progress_.log(fmt::format("WARNING: no validation loss: no token of the {} rows looked at counts", samples));
   const EvalReport report{.step = step_,
                           .valid_loss = valid_output_.loss(),
                           .valid_tokens = valid_output_.loss_count[0],
@@ -264,6 +279,7 @@ bool Trainer::should_save() const {
 void Trainer::save() {
   progress_.status(fmt::format("saving checkpoint {}", step_));
   meta_.step = step_;
+  meta_.weights_only = false;  // it is true of a checkpoint that `checkpoint import` made, not of ours
   meta_.samples = step_ * config_.training.global_batch_size;
   meta_.loss_history = guard_.history();
   meta_.counters["skipped_steps"] = static_cast<double>(skipped_);
@@ -273,11 +289,17 @@ void Trainer::save() {
     save_checkpoint(folder_.dir(), meta_, checkpoint_tensors(engine_.store()));
     saved_step_ = step_;
     unsaved_.clear();
-    remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
   } catch (const Error& e) {
     if (e.code != ErrorCode::kIo) throw;
     unsaved_ = fmt::format("the last checkpoint could not be saved: {}: {}", e.where, e.problem);
     progress_.log(fmt::format("WARNING: checkpoint {} could not be saved: {}", step_, e.what()));
+    return;
+  }
+  try {
+    remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::kIo) throw;
+    progress_.log(fmt::format("WARNING: an old checkpoint could not be removed: {}", e.what()));
   }
 }
 

@@ -79,6 +79,7 @@ class Trainer {
   void save();
   void finish(RunSummary& summary);
   double docs_per_row() const;
+  int64_t batch_bytes() const;
   int64_t data_bytes_to_map() const;
 
   RunConfig config_;

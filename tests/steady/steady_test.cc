@@ -156,6 +156,23 @@ TEST_P(Memory, IsWhatWasPredicted) {
   EXPECT_LT(std::abs(resumed.memory.error()), 0.1) << format_memory_report(resumed.memory);
 }
 
+// A small model and much accumulation: what is read ahead is a good part of all.
+TEST(PredictedMemory, BatchesReadAheadArePredicted) {
+  if (kSanitized) GTEST_SKIP() << "not under a sanitizer";
+  const Workplace work;
+  work.write_data("train", 16000, 1);
+  RunConfig c = tiny_run_config(work);
+  c.data.valid.clear();
+  c.training.steps = 3;
+  c.training.global_batch_size = 16000;
+  c.training.micro_batch_size = 400;
+  c.checkpoint.every_steps = 0;
+  std::ofstream("/proc/self/clear_refs") << "5";
+  const RunSummary s = train(c, 2);
+  EXPECT_GT(s.memory.predicted_bytes, 18 << 20);
+  EXPECT_LT(std::abs(s.memory.error()), 0.1) << format_memory_report(s.memory);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Shapes, Memory,
     ::testing::Values(Shape{"bf16_moe", "bf16", true, "1f1b", Recompute::kNone, 200},
