@@ -184,7 +184,7 @@ void add_bench_command(CLI::App& app) {
   CLI::App* c = bench->add_subcommand("step", "a training step on random weights and tokens");
   c->add_option("--model", a->model, "folder with a config.json")->required();
   c->add_option("--data", a->data,
-                "prefix of a .bin/.idx pair: the tokens, and so the losses, of `train` at this seed and shape");
+                "prefix of a .bin/.idx pair: tokens and losses of a `train` of as many steps, else at its defaults");
   c->add_option("--batch", a->batch, "sequences")->check(whole_number(1, kMostTokens))->capture_default_str();
   c->add_option("--seq", a->seq, "tokens a sequence")->check(whole_number(1, kMostTokens))->capture_default_str();
   c->add_option("--steps", a->steps, "the best of these counts")

@@ -15,6 +15,7 @@
 #include "concerto/ops/cpu/isa.h"
 #include "concerto/ops/cpu/onednn_linear.h"
 #include "concerto/ops/linear.h"
+#include "concerto/train/metrics.h"
 
 namespace concerto {
 namespace {
@@ -91,8 +92,7 @@ class MoeLayer {
   void set_profile(OpProfile* profile) { ctx_.ops.profile = profile; }
   double max_over_mean() const {
     const auto* counts = router_.counts.as<const int64_t>();
-    return static_cast<double>(*std::max_element(counts, counts + case_.experts)) * static_cast<double>(case_.experts) /
-           static_cast<double>(case_.tokens * case_.top_k);
+    return concerto::max_over_mean({counts, static_cast<size_t>(case_.experts)});
   }
 
  private:

@@ -72,11 +72,6 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
 
 Executor::~Executor() = default;
 
-MemoryPlan Executor::plan(const Stage& stage, ParameterStore& store, const Backend& backend, ThreadPool& pool,
-                          const ExecutorOptions& options) {
-  return Executor(stage, store, backend, pool, options).memory();  // arenas are address space until they are touched
-}
-
 // Runs one micro-batch of the largest size on counting arenas: forward only, and (training) forward and backward.
 void Executor::dry_run(Slot& slot, int64_t docs) {
   set_tokens(slot, nullptr, docs);

@@ -56,9 +56,6 @@ class Executor {
 
   const MemoryPlan& memory() const { return memory_; }
   const Context& ops() const { return context_; }
-  // What the plan says for these options, without making anything.
-  static MemoryPlan plan(const Stage& stage, ParameterStore& store, const Backend& backend, ThreadPool& pool,
-                         const ExecutorOptions& options);
 
   // Runs a schedule over micro_batches (their memory stays where it is until this returns). Gradients of
   // (LM loss + router_aux_loss_coef * aux loss, if the config asks + MTP losses) add up in the store.
