@@ -97,6 +97,8 @@ TEST(ParseRunConfig, EachKindOfFault) {
   EXPECT_TRUE(has(one_fault("data: {train: [{path: a, wieght: 1}]}\n"), "\"wieght\" is unknown in a source"));
   EXPECT_TRUE(has(one_fault("data: {train: [{path: a, weight: 0}]}\n"), "weight: 0 is out of range"));
   EXPECT_TRUE(has(one_fault("data: {train: [{path: [a]}]}\n"), "path: expected text"));
+  EXPECT_TRUE(has(one_fault("data: {train: [{path: a, path: b}]}\n"), "\"path\" is given twice in a source"));
+  EXPECT_TRUE(has(one_fault("data: {train: {path: a, weight: 1, weight: 1}}\n"), "\"weight\" is given twice"));
   EXPECT_TRUE(has(one_fault("data: {train: [{weight: 2}]}\n"), "a source without a path"));
   EXPECT_TRUE(has(one_fault("data: {train: [[a]]}\n"), "expected a path or {path: ..., weight: ...}, got a list"));
   EXPECT_TRUE(has(one_fault("monitor: {trace_steps: 3}\n"), "expected a list of whole numbers, got 3"));
