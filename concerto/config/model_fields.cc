@@ -388,6 +388,14 @@ const std::vector<std::string>& ignored_model_keys() {
   return keys;
 }
 
+const std::vector<std::string>& layout_model_keys() {
+  static const std::vector<std::string> keys = {
+      "tensor_parallel_output", "tensor_parallel_degree",  "sequence_parallel", "use_recompute", "recompute",
+      "recompute_granularity",  "recompute_use_reentrant", "pp_seg_method",
+  };
+  return keys;
+}
+
 const std::vector<LimitedKey>& limited_model_keys() {
   static const std::vector<LimitedKey> keys = {
       {"moe_gate", "topk, topk_fused, top2_fused",

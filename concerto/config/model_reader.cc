@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "concerto/config/model_fields.h"
+#include "concerto/config/run_fields.h"
 
 namespace concerto {
 namespace {
@@ -20,6 +21,21 @@ const Field<ModelConfig>* find_field(const std::string& name) {
     if (field.name == name || std::find(field.aliases.begin(), field.aliases.end(), name) != field.aliases.end())
       return &field;
   return nullptr;
+}
+
+// What to write instead of a key that decides nothing in a config.json, but would seem to in a run file. "" if the key
+// is none of these.
+std::string advice_for_run_file(const std::string& name) {
+  if (name == "dtype" || name == "torch_dtype") return "Set training.dtype";
+  for (const Field<RunConfig>& field : run_fields())
+    if (std::find(field.aliases.begin(), field.aliases.end(), name) != field.aliases.end())
+      return fmt::format("Set {}", field.key());
+  for (const ForeignName& foreign : foreign_names())
+    if (foreign.name == name) return foreign.advice;
+  const auto& layout = layout_model_keys();
+  if (std::find(layout.begin(), layout.end(), name) != layout.end())
+    return "Remove it: the layout of a run stands in the section `parallel`";
+  return "";
 }
 
 class Resolver {
@@ -98,8 +114,9 @@ class Resolver {
               fmt::format("Accepted: {}", limited.accepted));
       return;
     }
-    if (s.key != s.name && (s.name == "dtype" || s.name == "torch_dtype"))
-      return fault(s, "does not decide the compute type of a run", "Set training.dtype");
+    if (s.key != s.name)  // written in a run file or on the command line
+      if (const std::string advice = advice_for_run_file(s.name); !advice.empty())
+        return fault(s, "is no setting of a model and would decide nothing here", advice);
     const auto& ignored = ignored_model_keys();
     if (std::find(ignored.begin(), ignored.end(), s.name) != ignored.end()) return;
     std::vector<std::string> names;

@@ -40,6 +40,11 @@ bool has_alias(const RunField& field, const std::string& name) {
   return std::find(field.aliases.begin(), field.aliases.end(), name) != field.aliases.end();
 }
 
+bool is_model_alias(const std::string& name) {
+  const std::string field = model_field_name(name);
+  return !field.empty() && field != name;
+}
+
 // By its own name in its section; by an alias in its section or at the top level.
 const RunField* find_field(const std::string& section, const std::string& name) {
   for (const RunField& field : run_fields()) {
@@ -110,7 +115,7 @@ class Loader {
 
   void apply(const Setting& s) {
     const RunField* field = find_field(s.section, s.name);
-    if (!field && s.section == "model") return apply_model(s);
+    if (!field && (s.section == "model" || (s.section.empty() && is_model_alias(s.name)))) return apply_model(s);
     if (!field) return unknown(s);
     const std::string key = field->key();
     const auto place = places_.find(key);
@@ -132,7 +137,7 @@ class Loader {
   }
 
   void apply_model(const Setting& s) {
-    ModelSetting m{s.name, s.value, s.file, s.line, s.key()};
+    ModelSetting m{s.name, s.value, s.file, s.line, "model." + s.name};
     if (s.from_command_line()) {
       SyntaxFault syntax;
       if (!parse_yaml(s.text, m.value, syntax)) return fault(s, syntax.what, "");

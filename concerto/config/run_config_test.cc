@@ -206,6 +206,48 @@ TEST(ParseRunConfig, EveryAliasMeansItsField) {
   }
 }
 
+TEST(ParseRunConfig, EveryAliasOfAModelFieldMeansItsField) {
+  for (const Field<ModelConfig>& field : model_fields())
+    for (const std::string& alias : field.aliases) {
+      ModelConfig initial;
+      initial.head_dim = 128;
+      initial.num_key_value_heads = initial.num_attention_heads;
+      const std::string text = print_json(read(field.slot(initial))), model = "model: {vocab_size: 512}\n";
+      const std::string expected = run_config_yaml(parse(model, {{field.key(), text}}));
+      EXPECT_EQ(run_config_yaml(parse(fmt::format("{}{}: {}\n", model, alias, text))), expected) << alias;
+      EXPECT_EQ(run_config_yaml(parse(fmt::format("model: {{vocab_size: 512, {}: {}}}\n", alias, text))), expected)
+          << alias;
+      EXPECT_EQ(run_config_yaml(parse(model, {{alias, text}})), expected) << alias;
+      EXPECT_EQ(run_config_yaml(parse(model, {{"model." + alias, text}})), expected) << alias;
+    }
+  const std::string model = kModel;
+  EXPECT_EQ(fault_of(model + "num_experts: x\n"), "run.yaml:2: model.num_experts: expected a whole number, got x");
+  EXPECT_TRUE(has(fault_of(model + "num_layers: 3\n"), "given twice, also as model.num_hidden_layers"));
+}
+
+// What is ignored in a config.json must not look as if it did something in a run file.
+TEST(ParseRunConfig, KeysOfARunAreRefusedAmongModelFields) {
+  const auto fault = [](const std::string& key) { return fault_of(fmt::format("model: {{moe_k: 2, {}: 1}}\n", key)); };
+  for (const Field<RunConfig>& field : run_fields())
+    for (const std::string& alias : field.aliases)
+      if (field.section != "model") {
+        EXPECT_TRUE(has(fault(alias), fmt::format("model.{}: is no setting of a model and would decide nothing here. "
+                                                  "Set {}",
+                                                  alias, field.key())))
+            << alias;
+      }
+  for (const ForeignName& foreign : foreign_names()) EXPECT_TRUE(has(fault(foreign.name), foreign.advice));
+  for (const std::string& key : layout_model_keys()) {
+    EXPECT_TRUE(has(fault(key), "is no setting of a model")) << key;
+    const auto& ignored = ignored_model_keys();
+    EXPECT_NE(std::find(ignored.begin(), ignored.end(), key), ignored.end()) << key;
+  }
+  EXPECT_TRUE(has(fault("recompute_granularity"), "Set parallel.recompute"));
+  EXPECT_TRUE(has(fault("sequence_parallel"), "Remove it: the layout of a run stands in the section `parallel`"));
+  EXPECT_TRUE(has(fault_of(kModel, {{"model.use_recompute", "true"}}), "Set parallel.recompute to none"));
+  EXPECT_EQ(parse("model: {moe_k: 2, use_cache: true, transformers_version: 5}\n").model.config.moe_k, 2);
+}
+
 TEST(ParseRunConfig, Overrides) {
   const std::string file = std::string(kModel) + "training: {steps: 10}\n";
   const RunConfig c = parse(file, {{"training.steps", "20"},
