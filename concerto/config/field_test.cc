@@ -55,7 +55,7 @@ TEST(Value, ReadsYamlAndJsonAlike) {
   Value from_yaml, from_json;
   SyntaxFault fault;
   ASSERT_TRUE(parse_yaml(json, from_yaml, fault)) << fault.what;
-  ASSERT_TRUE(parse_json(json, from_json, fault)) << fault.what;
+  ASSERT_TRUE(parse_json_settings(json, from_json, fault)) << fault.what;
   EXPECT_EQ(print_json(from_yaml), print_json(from_json));
   Value again;
   ASSERT_TRUE(parse_yaml(print_yaml(from_json), again, fault)) << fault.what;
@@ -84,12 +84,15 @@ TEST(Value, RefusesWhatIsNoSettingsFile) {
   }
   EXPECT_FALSE(parse_yaml(bomb, value, fault));
   EXPECT_NE(fault.what.find("more than"), std::string::npos);
-  EXPECT_FALSE(parse_json("{\"a\": 1", value, fault));
-  EXPECT_FALSE(parse_json("{\n\"a\": 1,\n\"a\": 2}", value, fault));
+  EXPECT_FALSE(parse_json_settings("{\"a\": 1", value, fault));
+  EXPECT_FALSE(parse_json_settings("{\n\"a\": 1,\n\"a\": 2}", value, fault));
   EXPECT_NE(fault.what.find("given twice"), std::string::npos);
-  EXPECT_FALSE(parse_json("{\n\"a\": 1,\n\"b\" 2}", value, fault));
+  EXPECT_FALSE(parse_json_settings(R"({"a": [{"b": 1, "b": 2}]})", value, fault));
+  EXPECT_NE(fault.what.find("given twice"), std::string::npos);
+  EXPECT_TRUE(parse_json_settings(R"({"a": {"b": 1}, "c": {"b": 2}})", value, fault)) << fault.what;
+  EXPECT_FALSE(parse_json_settings("{\n\"a\": 1,\n\"b\" 2}", value, fault));
   EXPECT_EQ(fault.line, 3);
-  EXPECT_FALSE(parse_json("{\"a\": 1e999}", value, fault));
+  EXPECT_FALSE(parse_json_settings("{\"a\": 1e999}", value, fault));
 }
 
 template <class Root>

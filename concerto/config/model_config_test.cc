@@ -153,6 +153,7 @@ TEST(LoadModelConfig, RefusesTheImpossible) {
   EXPECT_TRUE(has(fault_of("{"), "JSON syntax: "));
   EXPECT_FALSE(has(fault_of("{"), "json.exception"));
   EXPECT_TRUE(has(error_of(ErrorCode::kModel, [] { load_model_config("no/such/folder"); }), "no such file"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kModel, [] { load_model_config("/dev/null"); }), "is not a regular file"));
 }
 
 // Each size that only the product of others bounds: the head width that the others give, the projection of MTP.

@@ -5,16 +5,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "concerto/base/files.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/run_fields.h"
 
 namespace concerto {
 namespace {
-
-constexpr uintmax_t kMaxFileBytes = 4 << 20;
 
 const Field<ModelConfig>* find_field(const std::string& name) {
   for (const Field<ModelConfig>& field : model_fields())
@@ -280,17 +277,17 @@ void read_model_file(const std::string& path, std::vector<ModelSetting>& setting
   namespace fs = std::filesystem;
   std::error_code ec;
   const std::string file = fs::is_directory(path, ec) ? (fs::path(path) / "config.json").string() : path;
-  // Only regular files: a pipe or a device could block for ever.
-  if (!fs::is_regular_file(file, ec))
+  if (!fs::exists(file, ec))
     return faults.add({file, 0, "", "no such file", "Give a Hugging Face model folder or its config.json"});
-  const uintmax_t bytes = fs::file_size(file, ec);
-  if (ec || bytes > kMaxFileBytes) return faults.add({file, 0, "", "too large for a config.json", ""});
-  std::ifstream in(file, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in) return faults.add({file, 0, "", "cannot be read", "Check its permissions"});
+  std::string text;
+  try {
+    text = read_text_file(file, kMaxSettingsBytes);
+  } catch (const Error& e) {
+    return faults.add({file, 0, "", e.problem, e.fix});
+  }
   Value root;
   SyntaxFault syntax;
-  if (!parse_json(text, root, syntax)) return faults.add({file, syntax.line, "", syntax.what, ""});
+  if (!parse_json_settings(text, root, syntax)) return faults.add({file, syntax.line, "", syntax.what, ""});
   if (root.kind != Value::Kind::kMap)
     return faults.add({file, 0, "", fmt::format("expected an object, got {}", describe(root)), ""});
   if (!root.find("model_type")) faults.add({file, 0, "model_type", "missing", "Set it to ernie4_5 or ernie4_5_moe"});

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 
+#include "concerto/base/files.h"
 #include "concerto/config/faults.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/model_reader.h"
@@ -15,8 +13,6 @@
 
 namespace concerto {
 namespace {
-
-constexpr uintmax_t kMaxFileBytes = 4 << 20;
 
 using RunField = Field<RunConfig>;
 
@@ -243,15 +239,13 @@ RunConfig parse_run_config(const std::string& text, const std::string& file_name
 }
 
 RunConfig load_run_config(const std::string& path, const Overrides& overrides) {
-  namespace fs = std::filesystem;
-  std::error_code ec;
-  if (!fs::is_regular_file(path, ec))
-    throw Error(ErrorCode::kConfig, path, fs::exists(path, ec) ? "is not a file" : "no such file",
-                "Give a YAML or JSON config");
-  if (fs::file_size(path, ec) > kMaxFileBytes || ec) throw Error(ErrorCode::kConfig, path, "too large for a config");
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in) throw Error(ErrorCode::kConfig, path, "cannot be read", "Check its permissions");
+  if (!path_exists(path)) throw Error(ErrorCode::kConfig, path, "no such file", "Give a YAML or JSON config");
+  std::string text;
+  try {
+    text = read_text_file(path, kMaxSettingsBytes);
+  } catch (const Error& e) {
+    throw Error(ErrorCode::kConfig, path, e.problem, e.fix);
+  }
   return parse_run_config(text, path, overrides);
 }
 

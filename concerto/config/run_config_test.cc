@@ -360,9 +360,10 @@ TEST(LoadRunConfig, ReadsFiles) {
   EXPECT_EQ(load_run_config(folder.write("a.yaml", kModel), {{"training.steps", "3"}}).training.steps, 3);
   EXPECT_TRUE(
       has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path() + "/none.yaml", {}); }), "no such file"));
-  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path(), {}); }), "is not a file"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path(), {}); }), "is not a regular file"));
   const std::string big = folder.write("big.yaml", std::string(5 << 20, '#'));
-  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(big, {}); }), "too large"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(big, {}); }),
+                  "big.yaml: has 5242880 bytes, at most 4194304 were expected"));
 }
 
 // Broken text gives a config or an Error, nothing else.
