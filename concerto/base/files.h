@@ -82,6 +82,8 @@ class StagedDirectory {
   void commit(bool replace = false);
 
  private:
+  std::string replace_in_two_steps();
+
   std::string final_, temporary_;
   bool committed_ = false;
 };

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "concerto/base/test_errors.h"
 #include "concerto/tensor/arena.h"
 #include "concerto/tensor/values.h"
 
@@ -23,6 +24,22 @@ TEST(Arena, FullIsAnError) {
   Arena a(128);
   EXPECT_THROW(a.take({1000}, DType::kF32), Error);
   EXPECT_NO_THROW(a.take({32}, DType::kF32));
+}
+
+TEST(Buffer, SaysWhatIsTooLargeAndHowToNeedLess) {
+  const int64_t too_much = int64_t{1} << 60;
+  const auto error = [](auto&& f) { return error_of(ErrorCode::kMemory, f); };
+  EXPECT_EQ(error([&] {
+              Buffer b(too_much, {"weights", "Use a smaller model."});
+            }),
+            "weights: cannot get 1152921504606846976 bytes (1073741824.0 GiB) of memory. Use a smaller model.");
+  EXPECT_EQ(error([&] { Buffer b(too_much); }).find("batch"), std::string::npos);
+  EXPECT_NE(error([&] { Arena a(too_much); }).find("training.micro_batch_size"), std::string::npos);
+}
+
+TEST(Buffer, ANegativeSizeIsAMistakeOfOurs) {
+  EXPECT_THROW(Buffer(-1), Bug);
+  EXPECT_EQ(Buffer(0).data(), nullptr);
 }
 
 TEST(Arena, PoisonFillsReleasedMemory) {
