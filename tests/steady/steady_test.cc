@@ -6,10 +6,10 @@
 #include <fstream>
 #include <optional>
 
+#include "concerto/base/allocation_guard.h"
 #include "concerto/base/rng.h"
 #include "concerto/cli/backends.h"
 #include "concerto/data/indexed_dataset.h"
-#include "concerto/train/allocation_guard.h"
 #include "concerto/train/memory_report.h"
 #include "tests/support/tiny_training.h"
 
