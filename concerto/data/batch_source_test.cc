@@ -1,6 +1,7 @@
 #include "concerto/data/batch_source.h"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <set>
 
@@ -326,6 +327,27 @@ TEST(BatchSource, NamesWhatIsWrong) {
   expect_error(ErrorCode::kData, {"long", "seq_length"}, [&] { build({{folder / "long", 1}}); });
   write_documents(folder / "masked", {{1, 2}, {3}}, 10, {{0, 0}, {0}});
   expect_error(ErrorCode::kData, {"masked.lsm", "zero everywhere"}, [&] { build({{folder / "masked", 1}}); });
+  folder.write("masked.lsm", "\1\1\2");
+  expect_error(ErrorCode::kData, {"masked.lsm", "document 1, token 0", "the mask is 2"}, [&] {
+    build({{folder / "masked", 1}});
+  });
+}
+
+// As in a file that is too large to be read whole at the start.
+TEST(BatchSource, AMaskThatIsDamagedIsFoundWhenItIsRead) {
+  const TestFolder folder;
+  write_documents(folder / "a", {{1, 2}, {3}}, 10, {{1, 1}, {1}});
+  auto options = options_for({{folder / "a", 1}}, 4);
+  BatchSource source(options);
+  std::vector<MicroBatch> out;
+  source.fill(0, 1, 1, out);
+  {
+    std::fstream file(folder / "a.lsm", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(2);
+    file.put('\xff');
+  }
+  expect_error(ErrorCode::kData, {"a.lsm", "document 1, token 0", "the mask is 255"},
+               [&] { source.fill(1, 1, 1, out); });
 }
 
 }  // namespace

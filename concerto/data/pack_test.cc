@@ -26,8 +26,10 @@ Packed pack_and_read(const TestFolder& folder, std::vector<std::string> inputs, 
     std::vector<int32_t> ids(data.document_tokens(d)), kept;
     data.read(d, 0, static_cast<int64_t>(ids.size()), tokenizer.vocab_size(), ids.data());
     packed.texts.push_back(tokenizer.decode(ids, false));
-    for (size_t t = 0; data.has_mask() && t < ids.size(); ++t)
-      if (data.mask(d)[t]) kept.push_back(ids[t]);
+    std::vector<uint8_t> mask(ids.size());
+    if (data.has_mask()) data.read_mask(d, 0, static_cast<int64_t>(ids.size()), mask.data());
+    for (size_t t = 0; t < ids.size(); ++t)
+      if (mask[t]) kept.push_back(ids[t]);
     packed.trained.push_back(tokenizer.decode(kept, false));
   }
   return packed;
