@@ -21,6 +21,7 @@
 #include <string>
 #include <type_traits>
 
+#include "concerto/config/model_config.h"
 #include "concerto/ops/backend.h"
 #include "concerto/params/parameter_store.h"
 
@@ -81,7 +82,7 @@ class Observer {
 };
 
 // Loss sums of one micro-batch; index 0 is the language-model loss, 1 + m MTP depth m.
-constexpr int kMaxLosses = 9;
+constexpr int kMaxLosses = 1 + static_cast<int>(kMostMtpLayers);
 struct LossSums {
   double sum[kMaxLosses] = {};
   double scale[kMaxLosses] = {};  // multiplies gradients: 1 / valid targets of the step (and lambda / depth for MTP)

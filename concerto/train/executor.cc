@@ -35,6 +35,7 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
                    const ExecutorOptions& options)
     : stage_(stage), store_(store), options_(options), arenas_(std::make_unique<Arenas>()) {
   CHECK(options.max_tokens > 0 && options.slots > 0);
+  CHECK(stage.config().num_nextn_predict_layers <= kMostMtpLayers);
   check_backend(backend, store.compute());
   if (options_.max_docs == 0) options_.max_docs = options_.max_tokens;
   if (options_.usual_docs == 0) options_.usual_docs = options_.max_docs;
