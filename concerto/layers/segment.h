@@ -78,7 +78,8 @@ class Observer {
  public:
   virtual ~Observer() = default;
   virtual bool wants_logits() const = 0;
-  virtual void record(const std::string& name, View value) = 0;  // contiguous or strided rows
+  // Contiguous or strided rows. Large tensors come a block of rows at a time, in order.
+  virtual void record(const std::string& name, View value) = 0;
 };
 
 // Loss sums of one micro-batch; index 0 is the language-model loss, 1 + m MTP depth m.
