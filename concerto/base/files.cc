@@ -212,7 +212,7 @@ MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
 
 StagedDirectory::StagedDirectory(std::string final_path) : final_(std::move(final_path)) {
   while (final_.size() > 1 && final_.ends_with('/')) final_.pop_back();
-  temporary_ = final_ + ".tmp";
+  temporary_ = final_ + ".concerto.tmp";
   remove_tree(temporary_);
   make_directories(temporary_);
 }
@@ -230,7 +230,7 @@ void StagedDirectory::commit(bool replace) {
     if (faulted("rename", temporary_)) throw io_error(temporary_, "rename to " + final_);
     if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) != 0) {
       if (errno != EINVAL && errno != ENOSYS) throw io_error(temporary_, "rename to " + final_);
-      const std::string old = final_ + ".old.tmp";
+      const std::string old = final_ + ".old.concerto.tmp";
       remove_tree(old);
       rename_path(final_, old);
       rename_path(temporary_, final_);

@@ -6,7 +6,7 @@
 //   weights-0000I-of-0000N.safetensors     tensors "weight.<HF name>": master weights
 //   optimizer-0000I-of-0000N.safetensors   everything else: "moment1.<HF name>", "moment2.<HF name>"
 //
-// A checkpoint is written as checkpoint-N.tmp, synced and renamed: a half-written one never has a checkpoint's name.
+// A checkpoint is written as checkpoint-N.concerto.tmp, synced and renamed: a half-written one never has a checkpoint's name.
 // Every byte of it is covered by a hash, which loading checks. Tensors have global names and experts global ids,
 // whatever the layout of the ranks.
 #pragma once

@@ -326,7 +326,7 @@ TEST_F(CheckpointTest, AFailedSaveLeavesTheOldState) {
     bool renamed = false;
     set_io_fault_for_tests([&](std::string_view operation, const std::string& path) {
       if (++calls == fail) return fail % 2 ? ENOSPC : EIO;
-      renamed |= operation == "rename" && path.ends_with("checkpoint-2.tmp");
+      renamed |= operation == "rename" && path.ends_with("checkpoint-2.concerto.tmp");
       return 0;
     });
     error_of(ErrorCode::kIo, [&] { save(2, 2); });

@@ -59,8 +59,8 @@ struct HfExport {
 // A dense view of a spec's values, valid until the next call.
 using TensorSource = std::function<View(const TensorSpec& spec)>;
 
-// Writes the whole folder under DIR.tmp and renames it: it is there complete or not at all. Memory: one conversion
-// buffer.
+// Writes the whole folder under a temporary name (StagedDirectory) and renames it: it is there complete or not at all.
+// Memory: one conversion buffer.
 void write_hf_folder(const std::string& dir, const ModelConfig& config, const TensorSource& source,
                      const HfExport& options);
 

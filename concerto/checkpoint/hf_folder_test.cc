@@ -292,7 +292,7 @@ TEST_F(HfFolder, ExportIsAllOrNothing) {
     set_io_fault_for_tests([&](std::string_view, const std::string&) { return ++calls == fail ? ENOSPC : 0; });
     EXPECT_THROW(rewrite("tests/golden/dense-tiny", out, {.dtype = DType::kBF16, .copy_files = {}}), Error) << fail;
     set_io_fault_for_tests(nullptr);
-    EXPECT_FALSE(path_exists(out + ".tmp")) << fail;
+    EXPECT_FALSE(path_exists(out + ".concerto.tmp")) << fail;
     EXPECT_FALSE(path_exists(out)) << fail;
   }
 }
