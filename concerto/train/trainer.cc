@@ -87,12 +87,12 @@ void Trainer::start_from_weights() {
 }
 
 void Trainer::resume() {
-  const std::vector<NamedTensor> tensors = checkpoint_tensors(engine_.store());
-  load_checkpoint(folder_.resume_path(), meta_, tensors);
-  if (!meta_.config_hash.empty() && meta_.config_hash != run_config_hash(config_))
+  const std::string saved_by = CheckpointReader(folder_.resume_path()).meta().config_hash;
+  if (!saved_by.empty() && saved_by != run_config_hash(config_))
     throw Error(ErrorCode::kCheckpoint, folder_.resume_path(),
                 "was saved by a run with other settings (model, data, training, optimizer or seed)",
                 "Use the config.yaml of its run folder, or start from its exported model with model.init: pretrained.");
+  load_checkpoint(folder_.resume_path(), meta_, checkpoint_tensors(engine_.store()));
   engine_.store().refresh_copies();
   guard_.restore(meta_.loss_history);
   step_ = meta_.step;

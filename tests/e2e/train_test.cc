@@ -254,6 +254,11 @@ TEST_F(Training, ACheckpointOfOtherSettingsIsRefused) {
   c.run.seed = 5;
   c.run.resume = checkpoint_path(config().run.dir, 6);
   expect_error(ErrorCode::kCheckpoint, {"checkpoint-6", "other settings"}, [&] { train(c); });
+  // Another model altogether: the cause, not a list of its tensors.
+  c.model.config.hidden_size *= 2;
+  const std::string message = error_of(ErrorCode::kCheckpoint, [&] { train(c); });
+  EXPECT_NE(message.find("other settings"), std::string::npos) << message;
+  EXPECT_LT(message.size(), 400u) << message;
 }
 
 TEST_F(Training, FolderInUse) {
