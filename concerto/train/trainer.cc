@@ -256,6 +256,8 @@ void Trainer::evaluate() {
 
 bool Trainer::should_save() const {
   const CheckpointSection& c = config_.checkpoint;
+  const bool only_at_the_end = c.every_steps == 0 && c.every_minutes == 0;
+  if (c.keep_best && !only_at_the_end && meta_.best_step == step_) return true;
   if (c.every_steps > 0 && step_ % c.every_steps == 0) return true;
   return c.every_minutes > 0 && steady_seconds() - saved_time_ >= c.every_minutes * 60;
 }
