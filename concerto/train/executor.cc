@@ -111,9 +111,9 @@ void Executor::plan_memory() {
   memory_.backward =
       options_.split ? slot.backward.high_water() : a.gradients[0].high_water() + a.gradients[1].high_water();
   memory_.temporary = a.temporary.high_water();
-  memory_.scratch = a.scratch.high_water() + kScratchSlack;
+  memory_.scratch = std::max(a.scratch.high_water(), options_.scratch) + kScratchSlack;
   memory_.total = options_.slots * memory_.keep + (options_.split ? options_.slots : 1) * memory_.backward +
-                  memory_.temporary + usual_scratch;
+                  memory_.temporary + std::max(usual_scratch, options_.scratch);
   if (options_.split) memory_.total += a.gradients[0].high_water() + a.gradients[1].high_water();
 }
 
