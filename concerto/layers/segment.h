@@ -1,18 +1,24 @@
 // The segment: the smallest unit a schedule may place. `const` after construction; what one micro-batch needs later
 // lives in `Saved`, never in the segment.
 //
-//   forward         reads `in`, writes what it makes into `out` (which starts as a copy of `in`, so the rest passes
-//   through) backward_input  reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation
-//   gradients; touches no weight gradient backward_weight accumulates (+=) into weight gradients in the stat type, from
-//   what forward and backward_input left in Saved
+//   forward          reads `in`, writes what it makes into `out` (which starts as a copy of `in`, so the rest passes
+//                    through)
+//   backward_input   reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation gradients;
+//                    touches no weight gradient
+//   backward_weight  accumulates (+=) into weight gradients in the stat type, from what forward and backward_input left
+//                    in Saved
 //
-// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. Memory comes from
-// the arenas in Saved:
-//   `keep`     from forward to backward_weight, never recomputed: the routing plan
-//   `forward`  from forward to backward_weight, or made again by recompute: activations
-//   `output`   like `forward`, for the residual stream that the segment hands on (under recompute the unit's last
-//   output stays) `backward` from backward_input to backward_weight: gradients of activations `passing`  from one
-//   segment to the next of its unit, in one direction: released when the unit has run
+// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. One activation
+// gradient is a sum: `normed` of a MoE layer is read by the router, the shared experts and the routed ones; Dispatch
+// writes its gradient, and SharedExperts and Router add theirs into dout.normed, in place.
+//
+// Memory comes from the arenas in Saved:
+//   `keep`      from forward to backward_weight, never recomputed: the routing plan
+//   `forward`   from forward to backward_weight, or made again by recompute: activations
+//   `output`    like `forward`, for the residual stream that the segment hands on (under recompute the unit's last output
+//               stays)
+//   `backward`  from backward_input to backward_weight: gradients of activations
+//   `passing`   from one segment to the next of its unit, in one direction: released when the unit has run
 // and from `ctx.scratch` inside one call.
 #pragma once
 
