@@ -6,6 +6,7 @@
 
 #include "concerto/base/json.h"
 #include "concerto/checkpoint/tensor_faults.h"
+#include "concerto/data/tokenizer_config.h"
 
 namespace concerto {
 namespace {
@@ -18,12 +19,6 @@ constexpr std::string_view kCorrectionBias = ".mlp.moe_statics.e_score_correctio
 constexpr std::string_view kCorrectionBiasInMemory = ".mlp.gate.moe_statics.e_score_correction_bias";
 constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
 
-// What the tokenizers of ERNIE 4.5 and of this project consist of.
-constexpr const char* kTokenizerFiles[] = {"tokenizer.model",         "tokenizer_config.json", "tokenizer.json",
-                                           "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
-                                           "generation_config.json"};
-
-bool is_float(DType t) { return t == DType::kF32 || t == DType::kF64 || t == DType::kBF16 || t == DType::kF16; }
 bool is_mtp(std::string_view name) { return name.starts_with("model.mtp_"); }
 
 // The file's name of a tensor under the name that specs use.
@@ -157,8 +152,18 @@ std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
 std::vector<std::string> tokenizer_files(const std::string& path) {
   const std::string dir = is_directory(path) ? path : parent_directory(path);
   std::vector<std::string> files;
-  for (const char* name : kTokenizerFiles)
+  const auto add = [&](const char* name) {
     if (path_exists(dir + "/" + name)) files.push_back(dir + "/" + name);
+  };
+  add("tokenizer.model");
+  for (const char* name : kTokenizerConfigFiles) add(name);
+  return files;
+}
+
+std::vector<std::string> files_beside_weights(const std::string& path) {
+  std::vector<std::string> files = tokenizer_files(path);
+  const std::string generation = (is_directory(path) ? path : parent_directory(path)) + "/generation_config.json";
+  if (path_exists(generation)) files.push_back(generation);
   return files;
 }
 

@@ -290,7 +290,7 @@ void Trainer::finish(RunSummary& s) {
     try {
       HfExport options;
       options.dtype = config_.training.dtype == "bf16" ? DType::kBF16 : DType::kF32;
-      if (!meta_.tokenizer.empty()) options.copy_files = tokenizer_files(meta_.tokenizer);
+      if (!meta_.tokenizer.empty()) options.copy_files = files_beside_weights(meta_.tokenizer);
       options.replace = true;
       export_hf_store(dir + "/model", config_.model.config, engine_.store(), options);
       exported_ = dir + "/model";
