@@ -215,7 +215,7 @@ MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
 
 StagedDirectory::StagedDirectory(std::string final_path) : final_(std::move(final_path)) {
   while (final_.size() > 1 && final_.ends_with('/')) final_.pop_back();
-  temporary_ = final_ + ".tmp";
+  temporary_ = final_ + ".concerto.tmp";
   remove_tree(temporary_);
   make_directories(temporary_);
 }
@@ -228,7 +228,7 @@ StagedDirectory::~StagedDirectory() {
 
 // For file systems that cannot exchange two folders. Returns where the old one is now.
 std::string StagedDirectory::replace_in_two_steps() {
-  const std::string old = final_ + ".old.tmp";
+  const std::string old = final_ + ".old.concerto.tmp";
   remove_tree(old);
   rename_path(final_, old);
   try {

@@ -156,16 +156,33 @@ TEST_F(Files, StagedDirectoryReplacesInTwoStepsOrNotAtAll) {
     EXPECT_EQ(list_directory(at("d")), std::vector<std::string>{"old"}) << failing;
   }
   const std::string message = io_failure(start({3, 4}));
-  EXPECT_NE(message.find("The old folder is now " + at("d.old.tmp")), std::string::npos) << message;
-  EXPECT_EQ(list_directory(at("d.old.tmp")), std::vector<std::string>{"old"});
+  EXPECT_NE(message.find("The old folder is now " + at("d.old.concerto.tmp")), std::string::npos) << message;
+  EXPECT_EQ(list_directory(at("d.old.concerto.tmp")), std::vector<std::string>{"old"});
 }
 
 TEST_F(Files, StagedDirectoryRemovesWhatACrashLeft) {
-  make_directories(at("d.tmp"));
-  write_file_atomic(at("d.tmp/stale"), "1");
+  make_directories(at("d.concerto.tmp"));
+  write_file_atomic(at("d.concerto.tmp/stale"), "1");
   StagedDirectory staged(at("d"));
   staged.commit();
   EXPECT_TRUE(list_directory(at("d")).empty());
+}
+
+// Folders that a user has beside the output, whatever they are called.
+TEST_F(Files, StagedDirectoryLeavesItsNeighboursAlone) {
+  const std::vector<std::string> neighbours = {"d.bak", "d.old", "d.old.tmp", "d.tmp"};
+  for (const std::string& name : neighbours) {
+    make_directories(at(name));
+    write_file_atomic(at(name + "/mine"), "1");
+  }
+  for (const bool replace : {false, true}) {
+    StagedDirectory staged(at("d"));
+    write_file_atomic(staged.path() + "/x", "1");
+    staged.commit(replace);
+  }
+  { const StagedDirectory not_committed(at("d")); }
+  for (const std::string& name : neighbours) EXPECT_EQ(read_text_file(at(name + "/mine")), "1") << name;
+  EXPECT_EQ(list_directory(dir_), (std::vector<std::string>{"d", "d.bak", "d.old", "d.old.tmp", "d.tmp"}));
 }
 
 TEST_F(Files, Names) {

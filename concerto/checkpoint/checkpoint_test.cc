@@ -145,6 +145,15 @@ TEST_F(CheckpointTest, WhatDoesNotFitIsNamedAllAtOnce) {
   EXPECT_HAS(message, "wrong dtype: moment1.experts.3.w is f32, the run wants i32");
   EXPECT_TRUE(state == before);
   EXPECT_EQ(meta.step, 0);
+  // Of another model altogether the first.
+  std::vector<float> value(1);
+  std::vector<NamedTensor> foreign;
+  for (int i = 0; i < 1000; ++i)
+    foreign.push_back({fmt::format("weight.{}", i), View(value.data(), Shape{1}, DType::kF32), -1});
+  const std::string many = error_of(ErrorCode::kCheckpoint, [&] { load_checkpoint(path, meta, foreign); });
+  EXPECT_HAS(many, "1006 faults");
+  EXPECT_HAS(many, "... and 956 more");
+  EXPECT_LT(std::count(many.begin(), many.end(), '\n'), 60);
   float x[3];
   const CheckpointReader reader(path);
   EXPECT_HAS(error_of(ErrorCode::kCheckpoint, [&] { reader.read("weight.x", View(x, Shape{3}, DType::kF32)); }),
@@ -326,7 +335,7 @@ TEST_F(CheckpointTest, AFailedSaveLeavesTheOldState) {
     bool renamed = false;
     set_io_fault_for_tests([&](std::string_view operation, const std::string& path) {
       if (++calls == fail) return fail % 2 ? ENOSPC : EIO;
-      renamed |= operation == "rename" && path.ends_with("checkpoint-2.tmp");
+      renamed |= operation == "rename" && path.ends_with("checkpoint-2.concerto.tmp");
       return 0;
     });
     error_of(ErrorCode::kIo, [&] { save(2, 2); });

@@ -54,6 +54,18 @@ TEST_F(HfConvert, ABf16FolderComesInAsF32) {
   expect_same_tensors(dir_ + "/bf16/model.safetensors", dir_ + "/again/model.safetensors");
 }
 
+TEST_F(HfConvert, AFolderWithoutTokenizerNamesNone) {
+  make_directories(dir_ + "/hf");
+  for (const char* file : {"config.json", "model.safetensors"})
+    copy_file_synced(std::string("tests/golden/dense-tiny/") + file, dir_ + "/hf/" + file);
+  write_file_atomic(dir_ + "/hf/generation_config.json", "{}");
+  import_hf_folder(dir_ + "/hf", dir_ + "/a");
+  EXPECT_EQ(CheckpointReader(dir_ + "/a/checkpoint-0").meta().tokenizer, "");
+  write_file_atomic(dir_ + "/hf/tokenizer.model", "pieces");
+  import_hf_folder(dir_ + "/hf", dir_ + "/b");
+  EXPECT_EQ(CheckpointReader(dir_ + "/b/checkpoint-0").meta().tokenizer, dir_ + "/hf");
+}
+
 TEST_F(HfConvert, ImportRefusesAnExistingFolder) {
   make_directories(dir_ + "/run");
   try {

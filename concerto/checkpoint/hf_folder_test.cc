@@ -8,6 +8,7 @@
 
 #include "concerto/base/test_errors.h"
 #include "concerto/base/test_folder.h"
+#include "concerto/data/tokenizer_config.h"
 namespace concerto {
 namespace {
 
@@ -277,6 +278,15 @@ TEST_F(HfFolder, TokenizerFilesAreCopied) {
   EXPECT_EQ(read_text_file(out + "/tokenizer.model"), "pieces");
 }
 
+// Of the tokenizer's files, those that Tokenizer::load reads; how to generate is no part of it.
+TEST_F(HfFolder, GenerationConfigMakesNoTokenizer) {
+  write_file_atomic(dir_ + "/generation_config.json", "{}");
+  EXPECT_TRUE(tokenizer_files(dir_).empty());
+  EXPECT_EQ(files_beside_weights(dir_), (std::vector<std::string>{dir_ + "/generation_config.json"}));
+  for (const char* name : kTokenizerConfigFiles) write_file_atomic(dir_ + "/" + name, "{}");
+  EXPECT_EQ(tokenizer_files(dir_).size(), std::size(kTokenizerConfigFiles));
+}
+
 TEST_F(HfFolder, ExportIsAllOrNothing) {
   const std::string out = dir_ + "/out";
   int calls = 0;
@@ -292,7 +302,7 @@ TEST_F(HfFolder, ExportIsAllOrNothing) {
     set_io_fault_for_tests([&](std::string_view, const std::string&) { return ++calls == fail ? ENOSPC : 0; });
     EXPECT_THROW(rewrite("tests/golden/dense-tiny", out, {.dtype = DType::kBF16, .copy_files = {}}), Error) << fail;
     set_io_fault_for_tests(nullptr);
-    EXPECT_FALSE(path_exists(out + ".tmp")) << fail;
+    EXPECT_FALSE(path_exists(out + ".concerto.tmp")) << fail;
     EXPECT_FALSE(path_exists(out)) << fail;
   }
 }

@@ -265,8 +265,9 @@ void export_command(const Options& options) {
   request.dtype = options.dtype == "bf16" ? DType::kBF16 : DType::kF32;
   request.max_shard_bytes = options.shard_bytes;
   const std::string tokenizer = options.tokenizer.empty() ? reader.meta().tokenizer : options.tokenizer;
-  if (!tokenizer.empty()) request.copy_files = tokenizer_files(tokenizer);
-  if (request.copy_files.empty()) {
+  if (!tokenizer.empty()) request.copy_files = files_beside_weights(tokenizer);
+  const size_t tokenizer_parts = tokenizer.empty() ? 0 : tokenizer_files(tokenizer).size();
+  if (tokenizer_parts == 0) {
     const std::string what =
         tokenizer.empty() ? "the checkpoint names no tokenizer" : "no tokenizer files in " + tokenizer;
     if (!options.tokenizer.empty()) throw Error(ErrorCode::kUsage, "--tokenizer", what);
@@ -278,10 +279,10 @@ void export_command(const Options& options) {
            {"step", reader.meta().step},
            {"output", options.output},
            {"dtype", options.dtype},
-           {"tokenizer_files", request.copy_files.size()}});
+           {"tokenizer_files", tokenizer_parts}});
   else
     fmt::print("{}: step {} as {}, {} tokenizer files\n", options.output, reader.meta().step, options.dtype,
-               request.copy_files.size());
+               tokenizer_parts);
 }
 
 void import_command(const Options& options) {

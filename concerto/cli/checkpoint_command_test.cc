@@ -112,7 +112,7 @@ TEST_F(CheckpointCommand, VerifyFindsDamage) {
   EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"verify", at("run")}), "checkpoint-0: ");
   EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"export", at("run"), "--output", at("x")}), "no whole checkpoint");
   EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"export", at("run/checkpoint-0"), "--output", at("x")}), "is damaged");
-  EXPECT_FALSE(path_exists(at("x")) || path_exists(at("x.tmp")));
+  EXPECT_FALSE(path_exists(at("x")) || path_exists(at("x.concerto.tmp")));
   remove_tree(at("run/checkpoint-0/config.json"));
   EXPECT_HAS(run({"inspect", at("run")}), "DAMAGED");
 }

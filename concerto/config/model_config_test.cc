@@ -138,6 +138,9 @@ TEST(LoadModelConfig, RefusesTheImpossible) {
   EXPECT_TRUE(has(moe(R"("vocab_size": 0)"), "out of range"));
   EXPECT_TRUE(has(moe(R"("vocab_size": 1e30)"), "expected a whole number"));
   EXPECT_TRUE(has(moe(R"("use_bias": 1)"), "expected true or false"));
+  const auto with_mtp = [](int64_t n) { return fmt::format(R"("num_nextn_predict_layers": {})", n); };
+  EXPECT_TRUE(has(moe(with_mtp(kMostMtpLayers + 1)), "num_nextn_predict_layers: 9 is out of range"));
+  EXPECT_EQ(load(R"({"model_type": "ernie4_5_moe", )" + with_mtp(kMostMtpLayers) + "}").num_nextn_predict_layers, 8);
   EXPECT_TRUE(has(moe(R"("num_hidden_layers": 65536, "moe_num_experts": 65536)"),
                   "65536 experts in 65536 layers are more than 4194304"));
   EXPECT_TRUE(has(moe(R"("hidden_size": 16777216, "num_attention_heads": 16, "num_hidden_layers": 1000)"),

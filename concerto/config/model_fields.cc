@@ -161,7 +161,7 @@ void mtp_fields(std::vector<F>& f) {
                   "model", "num_nextn_predict_layers",
                   [](ModelConfig& c) -> Slot { return &c.num_nextn_predict_layers; },
                   "blocks of multi-token prediction; 0: none")
-                  .range(0, 64)
+                  .range(0, kMostMtpLayers)
                   .also({"mtp_num_layers"}));
   f.push_back(F(
                   "model", "mtp_loss_scaling_factor", [](ModelConfig& c) -> Slot { return &c.mtp_loss_scaling_factor; },

@@ -1,9 +1,11 @@
 #include "concerto/data/batch_source.h"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <set>
 
+#include "concerto/base/allocation_guard.h"
 #include "concerto/base/rng.h"
 #include "concerto/data/test_data.h"
 
@@ -284,21 +286,26 @@ TEST(BatchSource, OnePassSeesEachSourceOnceInOrder) {
   EXPECT_EQ(out[2].targets, (std::vector<int32_t>{kIgnoreIndex}));
 }
 
+// Text and records, over several epochs of each.
 TEST(BatchSource, SteadyFillsDoNotAllocate) {
   const TestFolder folder;
-  write_documents(folder / "a", unique_documents(1, 60, 20), 60000);
-  auto options = options_for({{folder / "a", 1}}, 16);
+  const Documents text = unique_documents(1, 60, 20), records = unique_documents(2, 40, 12);
+  std::vector<std::vector<uint8_t>> masks;
+  for (const auto& record : records) masks.emplace_back(record.size(), 1);
+  write_documents(folder / "text", text, 60000);
+  write_documents(folder / "records", records, 60000, masks);
+  auto options = options_for({{folder / "text", 1}, {folder / "records", 1}}, 16);
   options.mtp_depth = 2;
   BatchSource source(options);
   std::vector<MicroBatch> out;
   source.fill(0, 8, 4, out);
-  const auto* ids = out[1].token_ids.data();
-  const auto* documents = out[1].doc_offsets.data();
-  const auto* ahead = out[1].mtp_targets.data();
-  for (int64_t step = 1; step < 50; ++step) source.fill(step * 8, 8, 4, out);
-  EXPECT_EQ(out[1].token_ids.data(), ids);
-  EXPECT_EQ(out[1].doc_offsets.data(), documents);
-  EXPECT_EQ(out[1].mtp_targets.data(), ahead);
+  AllocationGuard::reset();
+  {
+    const AllocationGuard guard;
+    for (int64_t step = 1; step < 100; ++step) source.fill(step * 8, 8, 4, out);
+  }
+  EXPECT_EQ(AllocationGuard::count(), 0) << AllocationGuard::first_stack();
+  for (const SourceInfo& s : source.sources()) EXPECT_LT(3 * s.rows, 400) << "no change of epoch";
 }
 
 TEST(BatchSource, NamesWhatIsWrong) {
@@ -320,6 +327,27 @@ TEST(BatchSource, NamesWhatIsWrong) {
   expect_error(ErrorCode::kData, {"long", "seq_length"}, [&] { build({{folder / "long", 1}}); });
   write_documents(folder / "masked", {{1, 2}, {3}}, 10, {{0, 0}, {0}});
   expect_error(ErrorCode::kData, {"masked.lsm", "zero everywhere"}, [&] { build({{folder / "masked", 1}}); });
+  folder.write("masked.lsm", "\1\1\2");
+  expect_error(ErrorCode::kData, {"masked.lsm", "document 1, token 0", "the mask is 2"}, [&] {
+    build({{folder / "masked", 1}});
+  });
+}
+
+// As in a file that is too large to be read whole at the start.
+TEST(BatchSource, AMaskThatIsDamagedIsFoundWhenItIsRead) {
+  const TestFolder folder;
+  write_documents(folder / "a", {{1, 2}, {3}}, 10, {{1, 1}, {1}});
+  auto options = options_for({{folder / "a", 1}}, 4);
+  BatchSource source(options);
+  std::vector<MicroBatch> out;
+  source.fill(0, 1, 1, out);
+  {
+    std::fstream file(folder / "a.lsm", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(2);
+    file.put('\xff');
+  }
+  expect_error(ErrorCode::kData, {"a.lsm", "document 1, token 0", "the mask is 255"},
+               [&] { source.fill(1, 1, 1, out); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "concerto/data/indexed_dataset.h"
 
 #include <cstring>
+#include <functional>
 
 #include "concerto/base/files.h"
 #include "concerto/data/test_data.h"
@@ -57,12 +58,28 @@ TEST(IndexedDataset, MaskLiesBesideTheTokens) {
   {
     const IndexedDataset data(folder / "a");
     ASSERT_TRUE(data.has_mask());
-    EXPECT_EQ(data.mask(0)[0], 0);
-    EXPECT_EQ(data.mask(1)[0], 1);
-    EXPECT_EQ(data.mask(1)[1], 0);
+    uint8_t mask[3] = {9, 9, 9};
+    data.read_mask(0, 0, 3, mask);
+    EXPECT_EQ(std::vector<uint8_t>(mask, mask + 3), (std::vector<uint8_t>{0, 1, 1}));
+    data.read_mask(1, 1, 1, mask);
+    EXPECT_EQ(mask[0], 0);
+    EXPECT_EQ(data.check_mask(), 3);
+    EXPECT_TRUE(data.any_trained());
   }
   write_documents(folder / "a", {{1}}, 10);  // a mask of older files does not stay
   EXPECT_FALSE(IndexedDataset(folder / "a").has_mask());
+}
+
+TEST(IndexedDataset, ADamagedMaskIsNamed) {
+  const TestFolder folder;
+  write_documents(folder / "a", {{1, 2, 3}, {4, 5}}, 10, {{0, 1, 1}, {1, 0}});
+  folder.write("a.lsm", std::string("\0\1\1\1\7", 5));
+  const IndexedDataset data(folder / "a");
+  uint8_t mask[2];
+  data.read_mask(1, 0, 1, mask);
+  for (const auto& read : {std::function<void()>([&] { data.read_mask(1, 0, 2, mask); }),
+                           std::function<void()>([&] { data.check_mask(); })})
+    expect_error(ErrorCode::kData, {"a.lsm", "document 1, token 1: the mask is 7"}, read);
 }
 
 TEST(IndexedDataset, ReadsEveryIntegerType) {

@@ -26,8 +26,10 @@ Packed pack_and_read(const TestFolder& folder, std::vector<std::string> inputs, 
     std::vector<int32_t> ids(data.document_tokens(d)), kept;
     data.read(d, 0, static_cast<int64_t>(ids.size()), tokenizer.vocab_size(), ids.data());
     packed.texts.push_back(tokenizer.decode(ids, false));
-    for (size_t t = 0; data.has_mask() && t < ids.size(); ++t)
-      if (data.mask(d)[t]) kept.push_back(ids[t]);
+    std::vector<uint8_t> mask(ids.size());
+    if (data.has_mask()) data.read_mask(d, 0, static_cast<int64_t>(ids.size()), mask.data());
+    for (size_t t = 0; t < ids.size(); ++t)
+      if (mask[t]) kept.push_back(ids[t]);
     packed.trained.push_back(tokenizer.decode(kept, false));
   }
   return packed;
@@ -98,6 +100,50 @@ TEST(Pack, ConversationsGoThroughTheTemplateAndMaskThePrompts) {
             (std::vector<std::string>{"412</s>", "12</s>", "", "ho</s>", "bcat</s>", "v</s>", "</s>!</s>"}));
   EXPECT_TRUE(packed.summary.with_mask);
   EXPECT_LT(packed.summary.trained_tokens, packed.summary.tokens);
+}
+
+// The model is asked with the ids that it was trained on: SentencePiece joins "User: " and "What" otherwise when the
+// parts come one by one.
+TEST(Pack, APromptIsEncodedAsAChatIs) {
+  const Tokenizer& tokenizer = sample_tokenizer();
+  const std::vector<std::string> prompts = {"fox jumps", "What is the meaning of it?", " two  blanks ", "", "\n", "x",
+                                            "2+2?"};
+  const auto expect_same = [&](const Record& record, const std::vector<ChatMessage>& messages) {
+    TokenizedRecord packed;
+    tokenize_record(tokenizer, record, "here", packed);
+    std::vector<int32_t> prompt = packed.ids;
+    prompt.resize(
+        static_cast<size_t>(std::find(packed.trained.begin(), packed.trained.end(), 1) - packed.trained.begin()));
+    EXPECT_EQ(prompt, tokenizer.encode(tokenizer.render_chat(messages))) << messages.back().content;
+    EXPECT_EQ(prompt, tokenizer.encode_chat(messages));
+  };
+  std::vector<int32_t> apart = tokenizer.encode("User: ");
+  const std::vector<int32_t> prompt_alone = tokenizer.encode("fox jumps");
+  apart.insert(apart.end(), prompt_alone.begin(), prompt_alone.end());
+  ASSERT_NE(apart, tokenizer.encode("User: fox jumps")) << "nothing would be seen";
+  for (const std::string& prompt : prompts) {
+    expect_same({.conversation = true, .turns = {{prompt, "answer"}}}, {{"user", prompt}});
+    expect_same({.conversation = true, .system = "Be brief.", .turns = {{prompt, "answer"}}},
+                {{"system", "Be brief."}, {"user", prompt}});
+  }
+  // A later turn, from the sign before it on.
+  TokenizedRecord packed;
+  tokenize_record(tokenizer, {.conversation = true, .turns = {{"2+2?", "4"}, {"What now?", "12"}}}, "here", packed);
+  const std::vector<int32_t> turn = tokenizer.encode("<|end_of_sentence|>User: What now?\nAssistant: ");
+  EXPECT_NE(std::search(packed.ids.begin(), packed.ids.end(), turn.begin(), turn.end()), packed.ids.end());
+}
+
+TEST(Pack, ControlWordsInATextStayText) {
+  const Tokenizer& tokenizer = sample_tokenizer();
+  const std::string spelt = "a</s> <|begin_of_sentence|>", half = "</";
+  const std::vector<ChatMessage> messages = {{"user", spelt}};
+  const std::vector<int32_t> ids = tokenizer.encode_chat(messages);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer.token_id("</s>")), 0);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer.token_id("<|begin_of_sentence|>")), 1);
+  EXPECT_EQ(tokenizer.decode(ids, false), tokenizer.render_chat(messages));
+  // Nor does a word that begins in a text and ends in the template.
+  const std::vector<TextPart> parts = {{half, SpecialText::kAsText}, {"s>"}};
+  EXPECT_NE(tokenizer.encode(parts), tokenizer.encode("</s>"));
 }
 
 TEST(Pack, ThreadsDoNotChangeTheFiles) {

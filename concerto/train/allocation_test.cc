@@ -5,8 +5,8 @@
 
 #include <thread>
 
+#include "concerto/base/allocation_guard.h"
 #include "concerto/base/test_folder.h"
-#include "concerto/train/allocation_guard.h"
 #include "concerto/train/memory_report.h"
 #include "concerto/train/metrics.h"
 #include "concerto/train/progress.h"

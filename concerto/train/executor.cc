@@ -35,6 +35,7 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
                    const ExecutorOptions& options)
     : stage_(stage), store_(store), options_(options), arenas_(std::make_unique<Arenas>()) {
   CHECK(options.max_tokens > 0 && options.slots > 0);
+  CHECK(stage.config().num_nextn_predict_layers <= kMostMtpLayers);
   check_backend(backend, store.compute());
   if (options_.max_docs == 0) options_.max_docs = options_.max_tokens;
   if (options_.usual_docs == 0) options_.usual_docs = options_.max_docs;
@@ -105,9 +106,9 @@ void Executor::plan_memory() {
   memory_.backward =
       options_.split ? slot.backward.high_water() : a.gradients[0].high_water() + a.gradients[1].high_water();
   memory_.temporary = a.temporary.high_water();
-  memory_.scratch = a.scratch.high_water() + kScratchSlack;
+  memory_.scratch = std::max(a.scratch.high_water(), options_.scratch) + kScratchSlack;
   memory_.total = options_.slots * memory_.keep + (options_.split ? options_.slots : 1) * memory_.backward +
-                  memory_.temporary + usual_scratch;
+                  memory_.temporary + std::max(usual_scratch, options_.scratch);
   if (options_.split) memory_.total += a.gradients[0].high_water() + a.gradients[1].high_water();
 }
 

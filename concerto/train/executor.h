@@ -24,6 +24,7 @@ struct ExecutorOptions {
   int64_t slots = 1;       // micro-batches in flight
   LossAverage loss_average = LossAverage::kTokens;
   int64_t cache_rows = 0;  // generation: rows of the KV cache, at least max_tokens
+  int64_t scratch = 0;     // bytes that others who work with ops() need at least: the optimizer
   bool poison = false;     // tests: unused memory is NaN
 };
 

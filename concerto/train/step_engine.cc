@@ -18,15 +18,16 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
   schedule_ = build_schedule(config.parallel.schedule, (t.global_batch_size + rows - 1) / rows);
   validate_schedule(schedule_);
-  executor_ =
-      std::make_unique<Executor>(*stage_, *store_, backend, pool,
-                                 ExecutorOptions{.max_tokens = rows * t.seq_length,
-                                                 .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
-                                                 .split = schedule_.split,
-                                                 .slots = schedule_.slots,
-                                                 .loss_average = t.loss_average,
-                                                 .poison = poison});
   optimizer_ = std::make_unique<Optimizer>(*store_, config.optimizer);
+  executor_ = std::make_unique<Executor>(
+      *stage_, *store_, backend, pool,
+      ExecutorOptions{.max_tokens = rows * t.seq_length,
+                      .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
+                      .split = schedule_.split,
+                      .slots = schedule_.slots,
+                      .loss_average = t.loss_average,
+                      .scratch = optimizer_->scratch_bytes({.backend = &backend, .pool = &pool}),
+                      .poison = poison});
   predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes();
 }
 

@@ -87,12 +87,12 @@ void Trainer::start_from_weights() {
 }
 
 void Trainer::resume() {
-  const std::vector<NamedTensor> tensors = checkpoint_tensors(engine_.store());
-  load_checkpoint(folder_.resume_path(), meta_, tensors);
-  if (!meta_.config_hash.empty() && meta_.config_hash != run_config_hash(config_))
+  const std::string saved_by = CheckpointReader(folder_.resume_path()).meta().config_hash;
+  if (!saved_by.empty() && saved_by != run_config_hash(config_))
     throw Error(ErrorCode::kCheckpoint, folder_.resume_path(),
                 "was saved by a run with other settings (model, data, training, optimizer or seed)",
                 "Use the config.yaml of its run folder, or start from its exported model with model.init: pretrained.");
+  load_checkpoint(folder_.resume_path(), meta_, checkpoint_tensors(engine_.store()));
   engine_.store().refresh_copies();
   guard_.restore(meta_.loss_history);
   step_ = meta_.step;
@@ -271,6 +271,8 @@ void Trainer::evaluate() {
 
 bool Trainer::should_save() const {
   const CheckpointSection& c = config_.checkpoint;
+  const bool only_at_the_end = c.every_steps == 0 && c.every_minutes == 0;
+  if (c.keep_best && !only_at_the_end && meta_.best_step == step_) return true;
   if (c.every_steps > 0 && step_ % c.every_steps == 0) return true;
   return c.every_minutes > 0 && steady_seconds() - saved_time_ >= c.every_minutes * 60;
 }
@@ -310,7 +312,7 @@ void Trainer::finish(RunSummary& s) {
     try {
       HfExport options;
       options.dtype = config_.training.dtype == "bf16" ? DType::kBF16 : DType::kF32;
-      if (!meta_.tokenizer.empty()) options.copy_files = tokenizer_files(meta_.tokenizer);
+      if (!meta_.tokenizer.empty()) options.copy_files = files_beside_weights(meta_.tokenizer);
       options.replace = true;
       export_hf_store(dir + "/model", config_.model.config, engine_.store(), options);
       exported_ = dir + "/model";

@@ -176,6 +176,29 @@ TEST_F(Training, GoesOnFromANamedCheckpoint) {
   expect_error(ErrorCode::kCheckpoint, {"checkpoint-5"}, [&] { train(c); });
 }
 
+// Evaluations and saves fall on different steps. Noise to be validated on: the more is learnt, the worse.
+TEST_F(Training, TheBestCheckpointIsKeptWheneverItIsFound) {
+  work_.write_data("noise", 10, 2, 1.0);
+  RunConfig c = config();
+  c.data.valid = {{work_ / "noise", 1.0}};
+  c.training.eval_every_steps = 2;
+  c.checkpoint.every_steps = 5;
+  c.checkpoint.keep = 1;
+  train(c);
+  const std::vector<double> losses = metrics_values(c.run.dir, "valid_loss");
+  ASSERT_EQ(losses.size(), 6u);
+  const auto best = std::min_element(losses.begin(), losses.end());
+  const int64_t step = 2 * (1 + (best - losses.begin()));
+  ASSERT_TRUE(step != 10 && step != 12) << "saved anyway";
+  EXPECT_EQ(CheckpointReader(checkpoint_path(c.run.dir, step)).meta().valid_loss, *best);
+  EXPECT_EQ(list_checkpoints(c.run.dir).size(), 2u);
+  // Not where checkpoints are wanted at the end only.
+  c.run.dir = work_ / "end";
+  c.checkpoint.every_steps = 0;
+  train(c);
+  EXPECT_EQ(list_checkpoints(c.run.dir).size(), 1u);
+}
+
 TEST_F(Training, PassesOverADamagedCheckpoint) {
   RunConfig c = config();
   train(c);
@@ -259,6 +282,11 @@ TEST_F(Training, ACheckpointOfOtherSettingsIsRefused) {
   c.run.seed = 5;
   c.run.resume = checkpoint_path(config().run.dir, 6);
   expect_error(ErrorCode::kCheckpoint, {"checkpoint-6", "other settings"}, [&] { train(c); });
+  // Another model altogether: the cause, not a list of its tensors.
+  c.model.config.hidden_size *= 2;
+  const std::string message = error_of(ErrorCode::kCheckpoint, [&] { train(c); });
+  EXPECT_NE(message.find("other settings"), std::string::npos) << message;
+  EXPECT_LT(message.size(), 400u) << message;
 }
 
 TEST_F(Training, FolderInUse) {
