@@ -12,10 +12,11 @@ struct TileSize {
   int64_t rows, columns;
 };
 
-// Largest tiles: sums, a packed panel row of A and the packed B fit the second cache level together. A row product
-// packs A again for every block of columns, so its tiles are wide; a weight product packs both. Rows are a multiple of
-// every mr.
-constexpr TileSize kRowTile{96, 512}, kWeightTile{192, 256}, kSmallestTile{48, 64};
+// Largest tiles: packed rows of A and the packed B fit the second cache level together. A row product packs A again for
+// every block of columns, so its tiles are wide. A weight product packs both, B for every block of rows: its tiles are
+// high, and go through their rows kWeightRows at a time. Rows are a multiple of every mr.
+constexpr TileSize kRowTile{96, 512}, kWeightTile{1536, 512}, kSmallestTile{48, 64};
+constexpr int64_t kWeightRows = 192;
 // Words of packed weights that a thread keeps (2 MB). A longer reduction takes narrower tiles, and past the narrowest
 // packs its weights again for every tile.
 constexpr int64_t kKeptWords = 512 * 1024, kNarrowestKept = 128;
@@ -238,9 +239,8 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
   const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
-  const Workspaces workspaces(ctx, kWeightTile.rows / kernels.mr * a_panel, panels_max * b_panel,
-                              kWeightTile.rows * panels_max * kernels.nr,
-                              p.gathers ? space_words(p.a, step * std::max(kWeightTile.rows, kWeightTile.columns)) : 0);
+  const Workspaces workspaces(ctx, kWeightRows / kernels.mr * a_panel, panels_max * b_panel, kWeightRows * kernels.nr,
+                              p.gathers ? space_words(p.a, step * std::max(kWeightRows, kWeightTile.columns)) : 0);
   auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
   if (ctx.dry_run) return;
   check_groups(p.offsets, p.groups, rows);
@@ -267,30 +267,30 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     const Workspace space = workspaces.of(thread);
     const int64_t e = order[tile / blocks], local = tile % blocks;
     const Range group = group_rows(p.offsets, e, rows);
-    const Range i = part_of(m, row_blocks, local / column_blocks, kernels.mr),
+    const Range rows_of = part_of(m, row_blocks, local / column_blocks, kernels.mr),
                 j = part_of(n, column_blocks, local % column_blocks, kernels.nr);
-    if (i.size() == 0 || j.size() == 0) return;
-    const int64_t panels = ceil_div(j.size(), kernels.nr), sums_stride = panels * kernels.nr;
-    float* out = p.out + (e * m + i.begin) * n + j.begin;
+    if (rows_of.size() == 0 || j.size() == 0) return;
+    // Whole panels add every block of words to the result; the last, partial one goes through `sums`.
+    const int64_t whole = j.size() / kernels.nr, stored = whole * kernels.nr;
     for (int64_t r = group.begin; r < group.end; r += step) {
       const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
-      const Block a = block_of(p.a, p.a_row, r, count, i.begin, i.size(), space.rows);
-      pack_a(a.data, a.stride, i.size(), count, space.a, a_panel);
       const Block b = block_of(p.b, p.b_row, r, count, j.begin, j.size(), space.rows);
       pack_b(b.data, b.stride, j.size(), count, space.b, b_panel);
-      const bool first = r == group.begin, last = r + step >= group.end;
-      const int64_t straight = last ? j.size() / kernels.nr : 0;
-      if (straight > 0)
-        kernels.tile(space.a, a_panel, space.b, b_panel, space.sums, sums_stride, i.size(), straight, words, first,
-                     Finish::kAddF32, out, n);
-      if (straight < panels)
-        kernels.tile(space.a, a_panel, space.b + straight * b_panel, b_panel, space.sums + straight * kernels.nr,
-                     sums_stride, i.size(), panels - straight, words, first, Finish::kKeep, nullptr, 0);
+      for (int64_t i = rows_of.begin; i < rows_of.end; i += kWeightRows) {
+        const int64_t height = std::min(kWeightRows, rows_of.end - i);
+        float* out = p.out + (e * m + i) * n + j.begin;
+        const Block a = block_of(p.a, p.a_row, r, count, i, height, space.rows);
+        pack_a(a.data, a.stride, height, count, space.a, a_panel);
+        if (whole > 0)
+          kernels.tile(space.a, a_panel, space.b, b_panel, space.sums, 0, height, whole, words, true, Finish::kAddF32,
+                       out, n);
+        if (stored < j.size()) {
+          kernels.tile(space.a, a_panel, space.b + whole * b_panel, b_panel, space.sums, kernels.nr, height, 1, words,
+                       true, Finish::kKeep, nullptr, 0);
+          kernels.store[kSourceF32](space.sums, kernels.nr, height, j.size() - stored, nullptr, out + stored, n, true);
+        }
+      }
     }
-    const int64_t stored = j.size() / kernels.nr * kernels.nr;
-    if (stored < j.size())
-      kernels.store[kSourceF32](space.sums + stored, sums_stride, i.size(), j.size() - stored, nullptr, out + stored, n,
-                                true);
   });
 }
 

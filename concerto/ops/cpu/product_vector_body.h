@@ -35,9 +35,10 @@ inline void for_sums(Each each) {
     for (int v = 0; v < kVectors; ++v) each(i, v);
 }
 
-// kCount rows of a panel of A times one panel of B. What the sums meet at the end is fetched while the products run.
-template <int kCount>
-void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut& to) {
+// kCount rows of a panel of A times one panel of B. What the sums meet at the end is fetched while the products run;
+// with kFetchNext also a panel of B for later, to the second cache level: packed weights come from memory.
+template <int kCount, bool kFetchNext>
+void tile_of(const uint32_t* a, const uint32_t* b, const uint32_t* next, int64_t words, const TileOut& to) {
   typename Vec::Sum sum[kCount][kVectors];
   for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::zero(); });
   const bool to_c = to.finish == Finish::kKeep;
@@ -56,6 +57,11 @@ void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut&
       const typename Vec::Words row = Vec::broadcast(a + i);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::multiply_add(sum[i][v], row, column[v]);
+    }
+    if constexpr (kFetchNext) {
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kColumns; j += 16) __builtin_prefetch(next + j, 0, 2);
+      next += kColumns;
     }
     a += kRows;
     b += kColumns;
@@ -83,16 +89,17 @@ void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut&
   }
 }
 
-using TileFn = void (*)(const uint32_t*, const uint32_t*, int64_t, const TileOut&);
+using TileFn = void (*)(const uint32_t*, const uint32_t*, const uint32_t*, int64_t, const TileOut&);
 
-template <int kCount>
-constexpr void fill_tiles(TileFn* table) {
-  table[kCount] = tile_of<kCount>;
-  if constexpr (kCount > 1) fill_tiles<kCount - 1>(table);
-}
 struct TileTable {
-  TileFn of[kRows + 1] = {};
-  constexpr TileTable() { fill_tiles<kRows>(of); }
+  TileFn of[kRows + 1] = {}, fetching[kRows + 1] = {};
+  template <int kCount>
+  constexpr void fill() {
+    of[kCount] = tile_of<kCount, false>;
+    fetching[kCount] = tile_of<kCount, true>;
+    if constexpr (kCount > 1) fill<kCount - 1>();
+  }
+  constexpr TileTable() { fill<kRows>(); }
 };
 
 void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
@@ -109,7 +116,9 @@ void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b
                        out_stride,
                        finish,
                        first};
-      kTiles.of[smaller(kRows, rows - i)](a_panel, b + j * b_panel_words, words, to);
+      const int64_t count = smaller(kRows, rows - i);
+      (i == 0 ? kTiles.fetching : kTiles.of)[count](a_panel, b + j * b_panel_words, b + (j + 1) * b_panel_words, words,
+                                                    to);
     }
   }
 }
