@@ -104,7 +104,7 @@ struct TileTable {
 
 void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
           int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
-          int64_t out_stride) {
+          int64_t out_stride, Ahead* ahead) {
   static constexpr TileTable kTiles;
   const int64_t element = finish == Finish::kStoreBF16 ? 2 : 4;
   for (int64_t j = 0; j < panels; ++j) {
@@ -117,6 +117,7 @@ void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b
                        finish,
                        first};
       const int64_t count = smaller(kRows, rows - i);
+      fetch_some(ahead);
       (i == 0 ? kTiles.fetching : kTiles.of)[count](a_panel, b + j * b_panel_words, b + (j + 1) * b_panel_words, words,
                                                     to);
     }
