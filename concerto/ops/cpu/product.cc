@@ -22,6 +22,10 @@ constexpr int64_t kWeightRows = 192;
 // Words of packed weights that a thread keeps (2 MB). A longer reduction takes narrower tiles, and past the narrowest
 // packs its weights again for every tile.
 constexpr int64_t kKeptWords = 512 * 1024, kNarrowestKept = 128;
+// Bytes of packed B that are read again for every few rows of the result without being missed.
+constexpr int64_t kBandBytes = 192 * 1024;
+// Bytes of weights that are fetched while others are in use: both fit the second cache level.
+constexpr int64_t kMostFetched = 512 * 1024;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -272,8 +276,15 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
         if (later > 0) {
           ahead = ahead_of(p.a, p.a_row, r.begin, r.size(), later, width, register_tiles);
         } else if (next_tile >= 0) {
-          const Range next = place_of(next_tile).rows;
-          ahead = ahead_of(p.a, p.a_row, next.begin, next.size(), 0, width, register_tiles);
+          const Place next = place_of(next_tile);
+          ahead = ahead_of(p.a, p.a_row, next.rows.begin, next.rows.size(), 0, width, register_tiles);
+          const int64_t weights = next.columns.size() * k * dtype_bytes(p.b_type);
+          const bool one_run = !p.reduce_rows || next.columns.size() == p.n;
+          if (strides == 1 && one_run && weights <= kMostFetched &&
+              (next.e != e || next.column_block != column_block)) {
+            ahead.run = at(p.b, next.e * p.n * k + next.columns.begin * b_stride, p.b_type);
+            ahead.run_bytes = weights;
+          }
         }
         const uint32_t* b_words = space.b + (w - kept_begin) * kernels.nr;
         const int64_t straight = w_end == words && finish != Finish::kKeep ? columns.size() / kernels.nr : 0;
@@ -350,6 +361,15 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     return block(next, next.group.begin, next.rows.begin);
   };
 
+  // The rows of the result after [i, i + count).
+  const View out_rows(p.out, {p.groups * m, n}, DType::kF32);
+  const auto out_after = [&](const Place& place, int64_t i, int64_t count) -> Ahead {
+    const int64_t first = i + count, register_tiles = count / kernels.mr * ceil_div(place.columns.size(), kernels.nr);
+    if (first >= place.rows.end) return {};
+    return ahead_of(out_rows, nullptr, place.e * m + first, std::min(count, place.rows.end - first),
+                    place.columns.begin, place.columns.size(), register_tiles);
+  };
+
   for_tiles(*ctx.pool, groups * blocks, 1, [&](int64_t tile, int64_t next_tile, int thread) {
     const Workspace space = workspaces.of(thread);
     const Place place = place_of(tile);
@@ -367,9 +387,13 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
         const Block a = block_of(p.a, p.a_row, r, count, i, height, space.rows);
         pack_a(a.data, a.stride, height, count, space.a, a_panel);
         Ahead ahead = a_after(place, r, i, next_tile);
-        if (whole > 0)
-          kernels.tile(space.a, a_panel, space.b, b_panel, space.sums, 0, height, whole, words, true, Finish::kAddF32,
-                       out, n, &ahead);
+        // Few words: the result costs more than the products. It is gone through along its rows, the next ones fetched.
+        const int64_t band = words * j.size() * 4 <= kBandBytes ? 2 * kernels.mr : height;
+        for (int64_t row = 0; whole > 0 && row < height; row += band) {
+          if (band < height) ahead = out_after(place, i + row, band);
+          kernels.tile(space.a + row / kernels.mr * a_panel, a_panel, space.b, b_panel, space.sums, 0,
+                       std::min(band, height - row), whole, words, true, Finish::kAddF32, out + row * n, n, &ahead);
+        }
         if (stored < j.size()) {
           kernels.tile(space.a, a_panel, space.b + whole * b_panel, b_panel, space.sums, kernels.nr, height, 1, words,
                        true, Finish::kKeep, nullptr, 0, &ahead);

@@ -24,8 +24,8 @@ enum Source { kSourceF32 = 0, kSourceBF16 = 1 };
 // Where the sums of a tile go: to c, or rounded once to out.
 enum class Finish { kKeep, kStoreF32, kStoreBF16, kAddF32 };
 
-// Rows of memory that are read next. `tile` fetches them to the second cache level while it multiplies, some lines for
-// every register tile.
+// Memory that is read next. `tile` may fetch it to the second cache level while it multiplies: of the rows some lines
+// for every register tile, of the run a line for every word.
 struct Ahead {
   const char* data = nullptr;
   const int32_t* index = nullptr;  // row i of them is row index[i] of data; or null: row i
@@ -33,6 +33,8 @@ struct Ahead {
   int64_t rows = 0, row = 0;       // how many, and the first that is not fetched
   int64_t byte = 0;                // of that row, already fetched
   int64_t lines = 0;               // for every register tile
+  const char* run = nullptr;       // the part of it that is not fetched
+  int64_t run_bytes = 0;
 };
 
 struct ProductKernels {
