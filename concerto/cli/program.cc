@@ -98,20 +98,24 @@ void hold_standard_streams() {
       const int lowest = ::open("/dev/null", O_RDONLY);  // is `fd`; writing to it fails, as it should
 }
 
+void add_commands(CLI::App& app) {
+  add_train_command(app);
+  add_eval_command(app);
+  add_generate_command(app);
+  add_verify_command(app);
+  add_data_command(app);
+  add_checkpoint_command(app);
+  add_bench_command(app);
+  add_config_command(app);
+}
+
 int run_program(int argc, const char* const* argv) {
   const bool json = std::any_of(argv, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });
   CLI::App app("Concerto: trains large Mixture-of-Experts language models of the ERNIE 4.5 kind.", "concerto");
   try {
     app.set_version_flag("--version", "concerto " CONCERTO_VERSION);
     app.require_subcommand(1);
-    add_train_command(app);
-    add_eval_command(app);
-    add_generate_command(app);
-    add_verify_command(app);
-    add_data_command(app);
-    add_checkpoint_command(app);
-    add_bench_command(app);
-    add_config_command(app);
+    add_commands(app);
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {

@@ -32,11 +32,13 @@ BatchSourceOptions source_options(const RunConfig& c, bool valid) {
 
 BatchSourceOptions train_source_options(const RunConfig& config) { return source_options(config, false); }
 
-Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style)
+Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style,
+                 std::FILE* screen)
     : config_((check_trainable(config), config)),
       start_time_(now()),
+      screen_(screen),
       folder_(config_),
-      progress_({.style = style, .log_every_steps = config_.monitor.log_every_steps}),
+      progress_({.fd = ::fileno(screen), .style = style, .log_every_steps = config_.monitor.log_every_steps}),
       before_data_bytes_(read_process_memory().rss_bytes),
       source_(train_source_options(config_)),
       valid_(config_.data.valid.empty() ? nullptr : std::make_unique<BatchSource>(source_options(config_, true))),
@@ -320,9 +322,9 @@ void Trainer::finish(RunSummary& s) {
               .predicted_bytes = predicted_bytes_,
               .peak_bytes = read_process_memory().peak_bytes};
   s.outputs = find_outputs(dir);
-  const TerminalStyle style = detect_terminal(STDOUT_FILENO);
-  fmt::print("{}", format_summary(s, curves, terminal_width(STDOUT_FILENO), style.unicode));
-  std::fflush(stdout);
+  const int fd = ::fileno(screen_);
+  fmt::print(screen_, "{}", format_summary(s, curves, terminal_width(fd), detect_terminal(fd).unicode));
+  std::fflush(screen_);
 }
 
 }  // namespace concerto
