@@ -11,6 +11,7 @@
 #include "concerto/cli/backends.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/cli/text_generator.h"
+#include "concerto/train/signals.h"
 #include "concerto/train/trainer.h"
 
 namespace concerto {
@@ -42,15 +43,16 @@ void print_sample(Trainer& trainer, const RunConfig& c, const Tokenizer& tokeniz
   const Stage stage(m, trainer.engine().store(), Recompute::kNone, capacity);
   InferenceSession session(stage, trainer.engine().store(), backend, pool, capacity, capacity);
   fmt::print(screen, "\nsample    {}", c.monitor.sample_prompt);
-  generate_text(session, tokenizer, prompt, tokenizer.eos_id(),
-                {.max_tokens = c.monitor.sample_tokens,
-                 .stop = {},
-                 .sampler = {.temperature = 0.7, .seed = static_cast<uint64_t>(c.run.seed)}},
-                [screen](std::string_view text) {
-                  fmt::print(screen, "{}", text);
-                  std::fflush(screen);
-                });
-  fmt::print(screen, "\n");
+  const Generated sample = generate_text(session, tokenizer, prompt, tokenizer.eos_id(),
+                                         {.max_tokens = c.monitor.sample_tokens,
+                                          .stop = {},
+                                          .sampler = {.temperature = 0.7, .seed = static_cast<uint64_t>(c.run.seed)},
+                                          .cut = [] { return StopSignals::requested() != 0; }},
+                                         [screen](std::string_view text) {
+                                           fmt::print(screen, "{}", text);
+                                           std::fflush(screen);
+                                         });
+  fmt::print(screen, "{}\n", sample.finish == "cut" ? " ... (cut off)" : "");
 }
 
 void print_json(const RunSummary& s) {
@@ -67,6 +69,7 @@ void print_json(const RunSummary& s) {
 }
 
 void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
+  const StopSignals signals(StopMeans::kQuit);
   const RunConfig config = load_run_config(path, parse_overrides(rest));
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
   const Backend& backend = backend_by_name(config.backend);
@@ -75,6 +78,7 @@ void run_train(const std::string& path, const std::vector<std::string>& rest, bo
   std::FILE* screen = json ? stderr : stdout;  // standard output is then all JSON
   Trainer trainer(config, backend, pool, detect_terminal(::fileno(screen)), screen);
   const RunSummary s = trainer.run();
+  StopSignals::set(StopMeans::kCut);
   if (tokenizer && !config.monitor.sample_prompt.empty() && s.stopped_by.empty())
     print_sample(trainer, config, *tokenizer, backend, pool, screen);
   if (json) print_json(s);

@@ -64,6 +64,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
   predicted_bytes_ = engine_.predicted_bytes() + data_bytes_to_map();
+  StopSignals::set(StopMeans::kSave);  // from here on the folder is this run's
   folder_.write_config(config_);
   describe();
 
@@ -162,7 +163,6 @@ void Trainer::describe() {
 }
 
 RunSummary Trainer::run() {
-  const StopSignals signals;
   RunSummary summary;
   if (saved_step_ == step_ && evaluation_due() && !meta_.valid_loss) {  // the stop cut it off
     evaluate();

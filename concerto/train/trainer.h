@@ -63,7 +63,8 @@ class Trainer {
           std::FILE* screen = stdout);
   ~Trainer();
 
-  RunSummary run();  // to the end, or to a signal
+  // To the end, or to a signal (which somebody must have a StopSignals for). From construction on a signal means kSave.
+  RunSummary run();
   StepEngine& engine() { return engine_; }
   const std::string& exported_model() const { return exported_; }  // the HF folder that was left, or empty
   void log(const std::string& line) { progress_.log(line); }

@@ -1,12 +1,19 @@
 // Every command as a user strings them together, from a text to an exported model, with --json: standard output holds
 // JSON, an object or list a line, and nothing else.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "concerto/base/files.h"
 #include "concerto/cli/program.h"
 #include "tests/support/tiny_training.h"
 
@@ -51,6 +58,49 @@ std::vector<json> run_json(const std::string& command, const std::vector<std::st
   if (lines.empty()) lines.emplace_back();
   return lines;
 }
+
+// A command in a process of its own, so that signals may end it.
+struct Child {
+  pid_t pid;
+  int out, error;  // its streams, to read
+
+  static Child start(
+      const std::vector<std::string>& words, const std::function<void()>& before = [] {}) {
+    int out[2], error[2];
+    EXPECT_EQ(::pipe(out), 0);
+    EXPECT_EQ(::pipe(error), 0);
+    ::fcntl(out[1], F_SETPIPE_SZ, 4096);  // the least: a long text fills it
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::dup2(out[1], STDOUT_FILENO);
+      ::dup2(error[1], STDERR_FILENO);
+      for (const int fd : {out[0], out[1], error[0], error[1]}) ::close(fd);
+      before();
+      std::vector<const char*> argv = {"concerto"};
+      for (const std::string& word : words) argv.push_back(word.c_str());
+      const int code = run_program(static_cast<int>(argv.size()), argv.data());
+      std::fflush(nullptr);
+      ::_exit(code);
+    }
+    ::close(out[1]);
+    ::close(error[1]);
+    return {pid, out[0], error[0]};
+  }
+  // The rest of a stream, or what comes up to `until`.
+  static std::string read(int fd, const std::string& until = "") {
+    std::string text;
+    for (char c; (until.empty() || !text.ends_with(until)) && ::read(fd, &c, 1) == 1;) text += c;
+    return text;
+  }
+  // The exit code, or minus the signal.
+  int wait() const {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+    ::close(out);
+    ::close(error);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+};
 
 constexpr const char* kModel = R"({"model_type": "ernie4_5_moe", "vocab_size": 320, "hidden_size": 16,
   "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
@@ -108,6 +158,65 @@ TEST(Commands, WithJsonStandardOutputIsAllJson) {
   std::set<std::string> all;
   json_commands(app, "", all);
   EXPECT_EQ(done, all);  // a new command belongs into this test
+}
+
+class Stopped : public ::testing::Test {
+ protected:
+  Stopped() {
+    std::filesystem::create_directories(work_ / "model");
+    std::ofstream text(work_ / "text.txt");
+    for (int i = 0; i < 200; ++i) text << "line " << i * 7919 << " of the small text that teaches a tokenizer\n";
+    text.close();
+    std::string model = kModel;
+    model.replace(model.find(": 64"), 4, ": 65536");  // positions
+    std::ofstream(work_ / "model/config.json") << model;
+    std::ofstream(work_ / "run.yaml") << fmt::format(kRun, work_ / ".");
+    run_json("data tokenizer train",
+             {"--input", work_ / "text.txt", "--output", work_ / "tokenizer", "--vocab-size", "320"});
+    run_json("data pack",
+             {work_ / "text.txt", "--split", "line", "--tokenizer", work_ / "tokenizer", "--output", work_ / "data"});
+  }
+  Workplace work_;
+};
+
+// Wherever the preparation of a run is: it ends at once, says so, and leaves a folder that nothing is bound to.
+TEST_F(Stopped, WhileTheRunIsPrepared) {
+  for (const int signal : {SIGINT, SIGTERM})
+    for (const char* file : {"tokenizer.model", "data.idx", "data.bin"}) {
+      const Child child = Child::start({"train", work_ / "run.yaml"}, [&] {
+        set_io_fault_for_tests([=](std::string_view, const std::string& path) {
+          if (path.ends_with(file)) ::raise(signal);
+          return 0;
+        });
+      });
+      EXPECT_EQ(Child::read(child.error), "Stopped while the run was prepared: no step was made, nothing is changed.\n")
+          << file;
+      EXPECT_EQ(child.wait(), 128 + signal) << file;
+      for (const char* name : {"config.yaml", "metrics.jsonl", "latest"})
+        EXPECT_FALSE(path_exists(work_ / "run/" + name)) << name;
+    }
+  EXPECT_EQ(run_json("train", {work_ / "run.yaml"})[0]["step"], 2);
+}
+
+// The sample is the last thing of a run: all is saved, so a signal only ends the text.
+TEST_F(Stopped, WhileTheSampleIsShown) {
+  std::string prompt;
+  while (prompt.size() < 10000) prompt += "the text ";
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string run = work_ / fmt::format("sampled-{}", signal);
+    const Child child =
+        Child::start({"train", work_ / "run.yaml", "--run.dir=" + run, "--monitor.sample_prompt=" + prompt});
+    const std::string before = Child::read(child.out, "\nsample    the");
+    EXPECT_TRUE(before.ends_with("sample    the")) << before;
+    ::kill(child.pid, signal);  // while it waits for the pipe, which the prompt has filled
+    const std::string text = Child::read(child.out);
+    EXPECT_TRUE(text.ends_with("the text  ... (cut off)\n"))
+        << text.substr(text.size() - std::min<size_t>(text.size(), 99));
+    EXPECT_EQ(Child::read(child.error), "");
+    EXPECT_EQ(child.wait(), 0);
+    EXPECT_TRUE(path_exists(run + "/checkpoint-2/manifest.json"));
+    EXPECT_TRUE(path_exists(run + "/model/config.json"));
+  }
 }
 
 }  // namespace
