@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/cli/backends.h"
 
 namespace concerto {
 namespace {
@@ -82,6 +83,22 @@ TEST(Program, JsonErrorsAreObjects) {
   EXPECT_EQ(line["where"], "no-such-file.yaml");
   EXPECT_FALSE(line["what"].get<std::string>().empty());
   EXPECT_FALSE(line["fix"].get<std::string>().empty());
+}
+
+TEST(Program, AGpuIsSaidToBePlanned) {
+  for (const char* name : {"cuda", "gpu", "cuda:1"}) try {
+      backend_by_name(name);
+      ADD_FAILURE() << name;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, ErrorCode::kUnsupported);
+      EXPECT_STREQ(e.what(), "backend: cuda is planned, not built. Use cpu or ref.");
+    }
+  try {
+    backend_by_name("cpuu");
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "backend: 'cpuu' is not a backend. Use cpu or ref.");
+  }
 }
 
 // People name a run, a checkpoint or a data folder where a model is wanted.
