@@ -12,6 +12,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "concerto/base/files.h"
 #include "concerto/cli/program.h"
@@ -57,6 +58,37 @@ std::vector<json> run_json(const std::string& command, const std::vector<std::st
   EXPECT_FALSE(lines.empty()) << command;
   if (lines.empty()) lines.emplace_back();
   return lines;
+}
+
+// What a rival prints is not trusted: only JSON lines with a number that can be a rate.
+TEST(Commands, ARivalThatGivesNoNumberIsAnError) {
+  const auto bench = [](const std::string& rival) {
+    const std::vector<const char*> argv = {"concerto", "bench",     "step",  "--model", "tests/golden/moe-tiny",
+                                           "--batch",  "1",         "--seq", "8",       "--steps",
+                                           "1",        "--threads", "1",     "--rival", rival.c_str()};
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+    const int code = run_program(static_cast<int>(argv.size()), argv.data());
+    return std::tuple{code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr()};
+  };
+  for (const char* output : {"", "12345", "fast", "[1, 2]", "{\"tokens_per_s\": \"12\"}", "{\"tokens_per_s\": null}",
+                             "{\"tokens_per_s\": 0}", "{\"tokens_per_s\": -5}", "{\"tokens_per_s\": NaN}",
+                             "{\"tokens_per_s\": 1e999}", "{\"tokens_per_s\": 12", "{\"rate\": 12}"}) {
+    const auto [code, out, error] = bench(fmt::format("printf '%s\\n' '{}'", output));
+    EXPECT_EQ(code, 2) << output;
+    EXPECT_TRUE(error.starts_with("error (usage): --rival: ended with status 0 and no usable lines.")) << error;
+    EXPECT_EQ(out.find("rival"), std::string::npos) << out;
+  }
+  const auto [failed, out, error] = bench("echo '{\"tokens_per_s\": 12}'; exit 3");
+  EXPECT_EQ(failed, 2);
+  EXPECT_TRUE(error.starts_with("error (usage): --rival: ended with status 3 and some usable lines.")) << error;
+  const auto [killed, nothing, why] = bench("kill -9 $$");
+  EXPECT_EQ(killed, 2);
+  EXPECT_TRUE(why.starts_with("error (usage): --rival: ended with status 137 and no usable lines.")) << why;
+  const auto [fine, text, none] =
+      bench("echo warming up; echo '{\"tokens_per_s\": 12.5}'; echo '{\"tokens_per_s\": 7}'");
+  EXPECT_EQ(fine, 0) << none;
+  EXPECT_NE(text.find("rival     12 tokens/s, ratio "), std::string::npos) << text;
 }
 
 // A command in a process of its own, so that signals may end it.
