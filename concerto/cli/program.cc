@@ -84,10 +84,13 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& parse) {
 
 // Standard output that took less than it was given: a full disk, or a reader that is gone.
 Error output_error(int reason) {
+  const char* fix = reason == EPIPE   ? "Whoever read it is gone: send it to a file."
+                    : reason == EBADF ? "It is closed: send it to a file."
+                                      : "Free space on the disk, or send it elsewhere.";
   return Error(ErrorCode::kIo, "standard output",
                reason == 0 ? std::string("a part of it could not be written")
                            : fmt::format("cannot be written: {}", std::generic_category().message(reason)),
-               "Free space on the disk, or send it elsewhere.");
+               fix);
 }
 
 }  // namespace
