@@ -1,11 +1,15 @@
 #include <gtest/gtest.h>
-#include <sys/resource.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <filesystem>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "concerto/base/dtype.h"
@@ -135,23 +139,85 @@ TEST(ThreadPool, ExceptionReachesTheCaller) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(ThreadPool, MoreThreadsThanTheSystemGivesIsAnError) {
+// The parts and what each is given depend on the size of the pool only, never on the machine.
+TEST(ThreadPool, PartsAreThoseOfThePoolsSize) {
+  for (const int threads : {1, 2, 5, 64, 1000}) {
+    ThreadPool pool(threads);
+    constexpr int64_t kItems = 12345;
+    std::vector<std::pair<int64_t, int64_t>> ranges(static_cast<size_t>(threads));
+    std::vector<int> calls(static_cast<size_t>(threads));
+    for (int repeat = 0; repeat < 3; ++repeat)
+      pool.parallel_for(kItems, 4, [&](int64_t b, int64_t e, int part) {
+        ranges[static_cast<size_t>(part)] = {b, e};
+        ++calls[static_cast<size_t>(part)];  // no atomic: a part is never run by two at once
+      });
+    const int64_t blocks = (kItems + 3) / 4;
+    for (int part = 0; part < threads; ++part) {
+      EXPECT_EQ(calls[static_cast<size_t>(part)], 3);
+      EXPECT_EQ(ranges[static_cast<size_t>(part)].first, blocks * part / threads * 4);
+      EXPECT_EQ(ranges[static_cast<size_t>(part)].second, std::min(kItems, blocks * (part + 1) / threads * 4));
+    }
+  }
+}
+
+int threads_of_this_process() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+  return count;
+}
+
+TEST(ThreadPool, StartsNoMoreThreadsThanProcessors) {
+  const int before = threads_of_this_process();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ASSERT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);
+  ThreadPool pool(1000);
+  EXPECT_EQ(pool.size(), 1000);
+  EXPECT_LE(threads_of_this_process() - before, std::max(2, CPU_COUNT(&set)) - 1);
+}
+
+// A worker that the system does not schedule holds nobody up: here it is kept busy with the part before.
+TEST(ThreadPool, TheCallerRunsWhatNoWorkerHasBegun) {
+  ThreadPool pool(4);
+  std::atomic<int> begun{0}, others{0};
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> of_caller{0};
+  pool.run([&](int) {
+    if (std::this_thread::get_id() == caller) {
+      ++of_caller;
+    } else if (++others == 1) {  // the first part that a worker begins ends after all parts have begun
+      while (begun.load() < 3) std::this_thread::yield();
+    }
+    ++begun;
+  });
+  EXPECT_EQ(begun, 4);
+  EXPECT_GE(of_caller, 1);
+}
+
+TEST(ThreadPool, ManyShortCallsLoseNoPart) {
+  ThreadPool pool(7);
+  int64_t sums[7] = {};
+  for (int call = 0; call < 3000; ++call) pool.run([&](int part) { sums[part] += call; });
+  for (const int64_t sum : sums) EXPECT_EQ(sum, int64_t{3000} * 2999 / 2);
+}
+
+TEST(ThreadPool, AThreadThatTheSystemDoesNotGiveIsAnError) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers want more addresses than the limit leaves";
+  GTEST_SKIP() << "sanitizers have no room for such a stack either, and end";
 #endif
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
-  rlimit little = before;
-  little.rlim_cur = rlim_t{1} << 30;  // bytes: the stacks of a hundred threads or so
-  ASSERT_EQ(::setrlimit(RLIMIT_AS, &little), 0);
+  pthread_attr_t before, huge;
+  ASSERT_EQ(::pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(::pthread_attr_init(&huge), 0);
+  ASSERT_EQ(::pthread_attr_setstacksize(&huge, size_t{1} << 46), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
   try {
-    ThreadPool pool(4096);
-    ADD_FAILURE() << "4096 stacks in a GiB";
+    ThreadPool pool(2);
+    ADD_FAILURE() << "a stack of 64 TiB";
   } catch (const Error& e) {
     EXPECT_EQ(e.code, ErrorCode::kMemory);
-    EXPECT_TRUE(std::string(e.what()).starts_with("threads: 4096 wanted, ")) << e.what();
+    EXPECT_TRUE(std::string(e.what()).starts_with("threads: 2 wanted, 1 started: ")) << e.what();
   }
-  ::setrlimit(RLIMIT_AS, &before);
+  ::pthread_setattr_default_np(&before);
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include "concerto/base/mapping_fault.h"
+
 namespace concerto {
 namespace fs = std::filesystem;
 namespace {
@@ -198,10 +200,13 @@ MappedFile::MappedFile(const std::string& path) {
   if (p == MAP_FAILED) throw io_error(path, "map");
   data_ = static_cast<const std::byte*>(p);
   size_ = static_cast<size_t>(size);
+  note_mapping(data_, size_, path);
 }
 
 MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (!data_) return;
+  forget_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 MappedFile::MappedFile(MappedFile&& o) noexcept

@@ -1,5 +1,6 @@
-// The one pool of compute threads of a rank. Work is split statically, so the same number of threads does the same work
-// on the same thread; the caller is thread 0. No allocation per call. Nested calls run inline on the calling thread.
+// The one pool of compute threads of a rank. Work is split statically into as many parts as the pool has threads, so
+// the same number gives the same parts; which thread of the system runs a part is left to the moment (there are never
+// more of them than processors). No allocation per call. Nested calls run inline on the calling thread.
 #pragma once
 
 #include <atomic>
@@ -19,7 +20,7 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // fn(thread) once on each thread.
+  // fn(thread) once for each thread number in [0, size()), two of them never at once with the same number.
   template <class F>
   void run(F&& fn) {
     using Fn = std::remove_reference_t<F>;

@@ -39,9 +39,9 @@ std::vector<Candidate> candidates(const std::string& run_dir) {
   return found;
 }
 
-// Writes one kind of tensors as shards and adds them to the manifest.
+// Writes one kind of tensors as shards and adds them to the manifest. `all`: tensors of every kind.
 void write_shards(const std::string& dir, const std::string& kind, const std::vector<const NamedTensor*>& tensors,
-                  const SaveOptions& options, Manifest& manifest) {
+                  const SaveOptions& options, int64_t all, Manifest& manifest) {
   if (tensors.empty()) return;
   std::vector<TensorInfo> infos;
   std::unordered_map<std::string_view, const NamedTensor*> by_name;
@@ -57,6 +57,7 @@ void write_shards(const std::string& dir, const std::string& kind, const std::ve
     SafetensorsWriter writer(dir + "/" + name, std::vector<TensorInfo>(begin, end));
     for (const TensorInfo& info : writer.tensors()) {
       const NamedTensor& tensor = *by_name.at(info.name);
+      if (options.progress) options.progress(static_cast<int64_t>(manifest.tensors.size()), all);
       manifest.tensors.push_back(
           {info.name, info.shape, info.dtype, tensor.expert, manifest.files.size(), writer.write(tensor.view)});
     }
@@ -111,8 +112,9 @@ std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& me
 
   const std::string path = checkpoint_path(run_dir, meta.step);
   StagedDirectory staged(path);
-  write_shards(staged.path(), "weights", weights, options, manifest);
-  write_shards(staged.path(), "optimizer", others, options, manifest);
+  const auto all = static_cast<int64_t>(tensors.size());
+  write_shards(staged.path(), "weights", weights, options, all, manifest);
+  write_shards(staged.path(), "optimizer", others, options, all, manifest);
   write_file(staged.path() + "/" + kModelConfig, meta.model_config);
   write_file(staged.path() + "/" + kManifest, manifest_text(manifest));
   staged.commit(true);
@@ -186,11 +188,13 @@ void CheckpointReader::read(const std::string& name, const View& target) const {
   if (hash.digest() != tensor->hash) throw damaged(file, name);
 }
 
-void CheckpointReader::verify() const {
+void CheckpointReader::verify(const TensorProgress& progress) const {
+  int64_t done = 0;
   for (const CheckpointTensor& tensor : tensors_) {
     const SafetensorsFile& file = files_[tensor.file];
     const SafetensorsEntry& entry = file.require(tensor.name);
     if (hash64(entry.data, static_cast<size_t>(entry.bytes)) != tensor.hash) throw damaged(file, tensor.name);
+    if (progress) progress(++done, static_cast<int64_t>(tensors_.size()));
   }
 }
 

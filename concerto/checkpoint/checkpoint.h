@@ -61,6 +61,7 @@ struct CheckpointTensor {
 struct SaveOptions {
   int64_t max_shard_bytes = 4'000'000'000;
   std::optional<DType> dtype;  // every tensor is converted to this on its way; none: as the views are
+  TensorProgress progress;     // may be empty
 };
 
 // Writes run_dir/checkpoint-<meta.step>, replacing one of the same step, then `latest`; returns its path. Streams: no
@@ -84,7 +85,7 @@ class CheckpointReader {
   // Copies a tensor into a dense view of its shape (float types convert) and checks its hash. Error(kCheckpoint) names
   // the tensor.
   void read(const std::string& name, const View& target) const;
-  void verify() const;  // the hash of every tensor
+  void verify(const TensorProgress& progress = {}) const;  // the hash of every tensor
 
  private:
   std::string path_;

@@ -45,7 +45,7 @@ void export_checkpoint(const CheckpointReader& checkpoint, const std::string& di
       options);
 }
 
-ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_dir) {
+ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_dir, const TensorProgress& progress) {
   if (path_exists(run_dir))
     throw Error(ErrorCode::kIo, run_dir, "exists already", "Choose another folder or remove it.");
   const ModelConfig model = load_model_config(hf_dir);
@@ -65,7 +65,7 @@ ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_
   if (!tokenizer_files(hf_dir).empty()) meta.tokenizer = hf_dir;
   StagedDirectory staged(run_dir);
   save_checkpoint(staged.path(), meta, tensors,
-                  {.max_shard_bytes = SaveOptions().max_shard_bytes, .dtype = DType::kF32});
+                  {.max_shard_bytes = SaveOptions().max_shard_bytes, .dtype = DType::kF32, .progress = progress});
   staged.commit();
   result.checkpoint = checkpoint_path(run_dir, 0);
   return result;

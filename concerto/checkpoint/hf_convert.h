@@ -27,6 +27,7 @@ struct ImportResult {
 
 // Makes run_dir, which must not exist, with a checkpoint of step 0 that holds the folder's weights as f32 and no
 // optimizer state. All or nothing; streams from the mapped files.
-ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_dir);
+ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_dir,
+                              const TensorProgress& progress = {});
 
 }  // namespace concerto

@@ -211,6 +211,8 @@ void write_hf_folder(const std::string& dir, const ModelConfig& config, const Te
       CHECK(view.elements() == tensor.shape.elements(), "{}: {}", tensor.name, view.shape.str());
       writer.write(view);
       weight_map[tensor.name] = file;
+      if (options.progress)
+        options.progress(static_cast<int64_t>(weight_map.size()), static_cast<int64_t>(specs.size()));
     }
     writer.finish();
     begin = end;

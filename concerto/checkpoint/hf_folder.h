@@ -54,6 +54,7 @@ struct HfExport {
   DType dtype = DType::kBF16;                    // kBF16 or kF32; router weight and correction bias are F32 always
   int64_t max_shard_bytes = kDefaultShardBytes;  // a tensor larger than this has a shard to itself
   std::vector<std::string> copy_files;           // paths, copied under their own names
+  TensorProgress progress;                       // may be empty
   bool replace = false;  // an existing folder is replaced at the end; otherwise it is an Error(kIo)
 };
 

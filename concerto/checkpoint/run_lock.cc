@@ -18,7 +18,8 @@ RunLock::RunLock(const std::string& run_dir) {
   const auto fail = [&](const char* operation) {
     const int code = errno;
     if (fd_ >= 0) ::close(fd_);
-    throw Error(ErrorCode::kIo, path, fmt::format("cannot {}: {}", operation, std::generic_category().message(code)));
+    throw Error(ErrorCode::kIo, path, fmt::format("cannot {}: {}", operation, std::generic_category().message(code)),
+                "Check the permissions of the folder, or choose another run.dir.");
   };
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("open");

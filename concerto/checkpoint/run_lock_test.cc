@@ -64,5 +64,17 @@ TEST_F(RunLockTest, AFolderThatCannotBeMadeIsNamed) {
   }
 }
 
+TEST_F(RunLockTest, AFolderThatMayNotBeWrittenIsNamedWithAWayOut) {
+  make_directories(dir_ + "/.lock");  // as little a file to open as one in a folder of somebody else
+  try {
+    RunLock lock(dir_);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, ErrorCode::kIo);
+    EXPECT_EQ(e.where, dir_ + "/.lock");
+    EXPECT_NE(e.fix.find("choose another run.dir"), std::string::npos) << e.what();
+  }
+}
+
 }  // namespace
 }  // namespace concerto

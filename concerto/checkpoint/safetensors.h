@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -78,6 +79,9 @@ struct TensorInfo {
   Shape shape;
   DType dtype = DType::kF32;
 };
+
+// Called with the tensors that are done and all there are, now and then on the caller's thread.
+using TensorProgress = std::function<void(int64_t done, int64_t total)>;
 
 // Writes a file tensor by tensor with bounded memory, under PATH.tmp until finish(). Larger element types come first in
 // the file, so that every tensor is aligned for its type (PyTorch refuses others); tensors() is the order in which

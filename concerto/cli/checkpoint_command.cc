@@ -12,6 +12,7 @@
 #include "concerto/checkpoint/hf_convert.h"
 #include "concerto/cli/option_checks.h"
 #include "concerto/train/human_units.h"
+#include "concerto/train/work_line.h"
 
 namespace concerto {
 namespace {
@@ -193,9 +194,15 @@ void inspect(const Options& options) {
   }
 }
 
+TensorProgress progress_on(WorkLine& line) {
+  return [&line](int64_t done, int64_t total) { line.set(done, total); };
+}
+
 // A model folder has no hashes: its structure is checked, and that every value is a number.
-void check_finite(const std::vector<const SafetensorsFile*>& files) {
+void check_finite(const std::vector<const SafetensorsFile*>& files, const TensorProgress& progress) {
   std::vector<float> values;
+  int64_t done = 0, total = 0;
+  for (const SafetensorsFile* file : files) total += static_cast<int64_t>(file->entries().size());
   for (const SafetensorsFile* file : files)
     for (const SafetensorsEntry& entry : file->entries()) {
       const int64_t n = entry.shape.elements();
@@ -205,15 +212,16 @@ void check_finite(const std::vector<const SafetensorsFile*>& files) {
       if (bad > 0)
         throw Error(ErrorCode::kModel, file->path() + ": tensor " + json_quote(entry.name),
                     fmt::format("{} of {} values are NaN or infinite", bad, n));
+      progress(++done, total);
     }
 }
 
 // Returns what is worth a line though nothing is wrong.
-std::vector<std::string> verify_path(const std::string& path) {
+std::vector<std::string> verify_path(const std::string& path, const TensorProgress& progress) {
   switch (kind_of(path)) {
     case Kind::kFile: {
       const SafetensorsFile file(path);
-      check_finite({&file});
+      check_finite({&file}, progress);
       return {};
     }
     case Kind::kModel: {
@@ -221,20 +229,20 @@ std::vector<std::string> verify_path(const std::string& path) {
       const std::vector<std::string> notes = weights.check(load_model_config(path));
       std::vector<const SafetensorsFile*> files;
       for (const SafetensorsFile& file : weights.files()) files.push_back(&file);
-      check_finite(files);
+      check_finite(files, progress);
       return notes;
     }
     case Kind::kCheckpoint: {
       const CheckpointReader reader(path);
       check_checkpoint_weights(reader, checkpoint_model(reader));
-      reader.verify();
+      reader.verify(progress);
       return {};
     }
     case Kind::kRun: {
       std::string faults;
       for (const CheckpointInfo& info : list_checkpoints(path)) try {
           if (!info.fault.empty()) throw Error(ErrorCode::kCheckpoint, "", info.fault);
-          verify_path(info.path);
+          verify_path(info.path, progress);
         } catch (const Error& e) {
           faults += "\n  " + file_name(info.path) + ": " + e.what();
         }
@@ -246,7 +254,10 @@ std::vector<std::string> verify_path(const std::string& path) {
 }
 
 void verify(const Options& options) {
-  const std::vector<std::string> notes = verify_path(options.path);
+  const std::vector<std::string> notes = [&] {
+    WorkLine line("verifying " + options.path, "tensors");
+    return verify_path(options.path, progress_on(line));
+  }();
   if (options.json) return print({{"ok", true}, {"path", options.path}, {"notes", notes}});
   for (const std::string& note : notes) fmt::print("note: {}\n", note);
   fmt::print("OK {}\n", options.path);
@@ -255,7 +266,10 @@ void verify(const Options& options) {
 void export_command(const Options& options) {
   std::string path = options.path;
   if (kind_of(path) == Kind::kRun) {
-    const LatestCheckpoint latest = find_latest(path);
+    const LatestCheckpoint latest = [&] {
+      const WorkLine line("looking for the latest checkpoint of " + path);
+      return find_latest(path);
+    }();
     for (const std::string& line : latest.skipped) fmt::print(stderr, "skipped {}\n", line);
     if (latest.path.empty()) throw Error(ErrorCode::kCheckpoint, path, "holds no whole checkpoint");
     path = latest.path;
@@ -273,7 +287,11 @@ void export_command(const Options& options) {
     if (!options.tokenizer.empty()) throw Error(ErrorCode::kUsage, "--tokenizer", what);
     fmt::print(stderr, "{}: exported without; --tokenizer DIR adds one\n", what);
   }
-  export_checkpoint(reader, options.output, request);
+  {
+    WorkLine line("exporting " + path, "tensors");
+    request.progress = progress_on(line);
+    export_checkpoint(reader, options.output, request);
+  }
   if (options.json)
     print({{"checkpoint", path},
            {"step", reader.meta().step},
@@ -286,7 +304,10 @@ void export_command(const Options& options) {
 }
 
 void import_command(const Options& options) {
-  const ImportResult result = import_hf_folder(options.path, options.output);
+  const ImportResult result = [&] {
+    WorkLine line("importing " + options.path, "tensors");
+    return import_hf_folder(options.path, options.output, progress_on(line));
+  }();
   if (options.json) return print({{"checkpoint", result.checkpoint}, {"notes", result.notes}});
   for (const std::string& note : result.notes) fmt::print("note: {}\n", note);
   fmt::print("{}: step 0, weights as f32\n", result.checkpoint);

@@ -1,7 +1,5 @@
 #include "concerto/cli/data_command.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <bit>
 #include <chrono>
@@ -18,6 +16,7 @@
 #include "concerto/data/indexed_dataset.h"
 #include "concerto/data/pack.h"
 #include "concerto/data/tokenizer.h"
+#include "concerto/train/work_line.h"
 
 namespace concerto {
 namespace {
@@ -44,8 +43,10 @@ std::string megabytes(int64_t bytes) { return fmt::format("{:.1f} MB", static_ca
 
 void train(Options& options) {
   const auto start = std::chrono::steady_clock::now();
-  std::fputs("training a tokenizer ...\n", stderr);
-  const Tokenizer tokenizer = train_tokenizer(options.training);
+  const Tokenizer tokenizer = [&] {
+    const WorkLine line("training a tokenizer");
+    return train_tokenizer(options.training);
+  }();
   tokenizer.save(options.output);
   if (options.json) {
     fmt::print("{}\n", ordered_json{{"output", options.output},
@@ -90,13 +91,12 @@ void pack_inputs(Options& options) {
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
   options.pack.split = kSplits.at(options.split);
   options.pack.threads = processors();
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
-  const auto progress = [&](const PackSummary& done, int64_t total) {
-    if (terminal && !options.json)
-      fmt::print(stderr, "\r{} of {}, {} documents, {} tokens ", megabytes(done.bytes), megabytes(total),
-                 done.documents, done.tokens);
-  };
-  const PackSummary done = pack(tokenizer, options.pack, progress);
+  const PackSummary done = [&] {
+    WorkLine line("packing " + options.pack.output, "MB of text");
+    return pack(tokenizer, options.pack, [&line](const PackSummary& so_far, int64_t total) {
+      line.set(so_far.bytes / 1'000'000, total / 1'000'000);
+    });
+  }();
   if (options.json) {
     fmt::print("{}\n", ordered_json{{"output", options.pack.output},
                                     {"documents", done.documents},
@@ -109,7 +109,6 @@ void pack_inputs(Options& options) {
                            .dump());
     return;
   }
-  if (terminal) std::fputs("\r\033[K", stderr);
   fmt::print("{}: {} documents, {} tokens{}, {} of text ({:.2f} bytes a token) in {:.1f} s\n", options.pack.output,
              done.documents, done.tokens,
              done.with_mask ? fmt::format(" ({} of them trained)", done.trained_tokens) : "", megabytes(done.bytes),

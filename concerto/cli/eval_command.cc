@@ -1,7 +1,5 @@
 #include "concerto/cli/eval_command.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -15,6 +13,7 @@
 #include "concerto/cli/overrides.h"
 #include "concerto/data/batch_source.h"
 #include "concerto/train/executor.h"
+#include "concerto/train/work_line.h"
 
 namespace concerto {
 namespace {
@@ -93,6 +92,17 @@ void refuse_model_options(const CLI::App& command) {
   }
 }
 
+void evaluate(Executor& executor, BatchSource& source, int64_t rows, int64_t samples, const std::string& weights,
+              StepOutput& out) {
+  WorkLine line("evaluating " + weights, "sequences");
+  std::vector<MicroBatch> batches;
+  for (int64_t at = 0; at < samples; at += rows) {
+    source.fill(at, std::min(rows, samples - at), rows, batches);
+    for (const MicroBatch& b : batches) executor.evaluate(b, out);
+    line.set(std::min(at + rows, samples), samples);
+  }
+}
+
 void run_eval(const EvalArguments& a, const CLI::App& command) {
   const std::vector<std::string> rest = command.remaining();
   if (a.config.empty() == a.model.empty())
@@ -125,15 +135,8 @@ void run_eval(const EvalArguments& a, const CLI::App& command) {
                       .one_pass = true});
   int64_t samples = source.rows_per_pass();
   if (c.training.eval_batches > 0) samples = std::min(samples, c.training.eval_batches * rows);
-  const bool terminal = ::isatty(STDERR_FILENO) == 1 && !a.json;
   StepOutput out;
-  std::vector<MicroBatch> batches;
-  for (int64_t at = 0; at < samples; at += rows) {
-    source.fill(at, std::min(rows, samples - at), rows, batches);
-    for (const MicroBatch& b : batches) executor.evaluate(b, out);
-    if (terminal) fmt::print(stderr, "\r{} of {} sequences ", std::min(at + rows, samples), samples);
-  }
-  if (terminal) std::fputs("\r\033[K", stderr);
+  evaluate(executor, source, rows, samples, from, out);
   if (out.loss_count[0] == 0)
     throw Error(ErrorCode::kData, c.data.valid[0].path,
                 "holds no token that counts: all are masked, or each document has one token", "Give other data.");

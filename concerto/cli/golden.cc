@@ -100,8 +100,22 @@ void compare_if(GoldenCase& golden, const std::string& name, double got) {
   if (golden.has("float64." + name)) golden.compare("float64." + name, {got});
 }
 
+// Passes over the model: they are what takes time.
+struct Passes {
+  const std::function<void(int64_t, int64_t)>& progress;
+  int64_t total, done = 0;
+  void next() {
+    if (progress) progress(++done, total);
+  }
+};
+
+int64_t passes_of(const GoldenCase& golden) {
+  const int64_t tokens = golden.has("generate.prompt_ids") ? golden.shape("generate.new_ids").elements() : 0;
+  return 1 + golden.train_steps() + tokens;
+}
+
 void forward_backward(GoldenCase& golden, const GoldenOptions& options, const ModelConfig& config,
-                      const Backend& backend, ThreadPool& pool) {
+                      const Backend& backend, ThreadPool& pool, Passes& passes) {
   const GoldenBatch batch = golden.batch("", 0, options.micro_batches, config);
   const Shape shape = golden.shape("input_ids");
   Trainer t(config, options, backend, pool, shape.elements(), shape[shape.rank() - 1]);
@@ -110,6 +124,7 @@ void forward_backward(GoldenCase& golden, const GoldenOptions& options, const Mo
   StepOutput out;
   t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())),
                  batch.micro_batches, out);
+  passes.next();
   for (const auto& [name, values] : got.values)
     if (!name.starts_with("router.") && golden.has(name)) golden.compare(name, values, batch.rows);
   for (int layer : t.stage.moe_layers())
@@ -129,7 +144,7 @@ void forward_backward(GoldenCase& golden, const GoldenOptions& options, const Mo
 }
 
 void training_steps(GoldenCase& golden, const GoldenOptions& options, const ModelConfig& config, const Backend& backend,
-                    ThreadPool& pool) {
+                    ThreadPool& pool, Passes& passes) {
   const Shape shape = golden.shape("train.input_ids");
   Trainer t(config, options, backend, pool, shape.elements() / shape[0], shape[shape.rank() - 1]);
   const OptimizerSection settings = golden.optimizer();
@@ -150,6 +165,7 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
     ce.push_back(out.loss());
     aux.push_back(out.aux_loss);
     norms.push_back(norm);
+    passes.next();
   }
   for (const auto& [name, values] :
        {std::pair{"train.loss", &loss}, {"train.ce", &ce}, {"train.aux_loss", &aux}, {"train.grad_norm", &norms}})
@@ -166,7 +182,7 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
 }
 
 void greedy_text(GoldenCase& golden, const GoldenOptions& options, const ModelConfig& config, const Backend& backend,
-                 ThreadPool& pool) {
+                 ThreadPool& pool, Passes& passes) {
   std::vector<int32_t> prompt;
   for (double id : golden.values("generate.prompt_ids")) {
     if (!(id >= 0 && id < static_cast<double>(config.vocab_size)))
@@ -190,6 +206,7 @@ void greedy_text(GoldenCase& golden, const GoldenOptions& options, const ModelCo
     logits.insert(logits.end(), values.begin(), values.end());
     const int32_t id = greedy.choose(next, session.length());
     ids.push_back(id);
+    passes.next();
     if (i + 1 < steps) next = session.extend({&id, 1});
   }
   golden.compare("generate.new_ids", ids);
@@ -204,9 +221,10 @@ GoldenReport verify_golden(const GoldenOptions& options, const Backend& backend,
   if (golden.aux_loss_in_loss() != config.output_router_logits)
     throw Error(ErrorCode::kModel, options.golden_dir,
                 "case.json and config.json disagree on the aux loss (output_router_logits)");
-  forward_backward(golden, options, config, backend, pool);
-  if (golden.train_steps() > 0) training_steps(golden, options, config, backend, pool);
-  if (golden.has("generate.prompt_ids")) greedy_text(golden, options, config, backend, pool);
+  Passes passes{options.progress, passes_of(golden)};
+  forward_backward(golden, options, config, backend, pool, passes);
+  if (golden.train_steps() > 0) training_steps(golden, options, config, backend, pool, passes);
+  if (golden.has("generate.prompt_ids")) greedy_text(golden, options, config, backend, pool, passes);
   return golden.finish();
 }
 

@@ -3,6 +3,7 @@
 // runs.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct GoldenOptions {
   Recompute recompute = Recompute::kNone;
   int64_t micro_batches =
       1;  // 1, or one a row: the losses and gradients must not change (no aux loss in the loss then)
+  std::function<void(int64_t done, int64_t total)> progress;  // of passes over the model; may be empty
 };
 
 struct GoldenLine {

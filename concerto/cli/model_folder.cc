@@ -2,13 +2,14 @@
 
 #include "concerto/base/files.h"
 #include "concerto/checkpoint/checkpoint.h"
+#include "concerto/train/human_units.h"
 
 namespace concerto {
 
 std::string model_folder(const std::string& path) {
   const auto without_model = [&](const std::string& checkpoint) {
     return Error(ErrorCode::kModel, path, "holds a checkpoint, not a Hugging Face folder",
-                 fmt::format("Make one: concerto checkpoint export {} --output DIR.", checkpoint));
+                 fmt::format("Make one: concerto checkpoint export {} --output DIR.", shell_word(checkpoint)));
   };
   if (!path_exists(path))
     throw Error(ErrorCode::kModel, path, "there is no such folder", "Give a Hugging Face folder or a run folder.");

@@ -84,10 +84,13 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& parse) {
 
 // Standard output that took less than it was given: a full disk, or a reader that is gone.
 Error output_error(int reason) {
+  const char* fix = reason == EPIPE   ? "Whoever read it is gone: send it to a file."
+                    : reason == EBADF ? "It is closed: send it to a file."
+                                      : "Free space on the disk, or send it elsewhere.";
   return Error(ErrorCode::kIo, "standard output",
                reason == 0 ? std::string("a part of it could not be written")
                            : fmt::format("cannot be written: {}", std::generic_category().message(reason)),
-               "Free space on the disk, or send it elsewhere.");
+               fix);
 }
 
 }  // namespace
@@ -98,20 +101,24 @@ void hold_standard_streams() {
       const int lowest = ::open("/dev/null", O_RDONLY);  // is `fd`; writing to it fails, as it should
 }
 
+void add_commands(CLI::App& app) {
+  add_train_command(app);
+  add_eval_command(app);
+  add_generate_command(app);
+  add_verify_command(app);
+  add_data_command(app);
+  add_checkpoint_command(app);
+  add_bench_command(app);
+  add_config_command(app);
+}
+
 int run_program(int argc, const char* const* argv) {
   const bool json = std::any_of(argv, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });
   CLI::App app("Concerto: trains large Mixture-of-Experts language models of the ERNIE 4.5 kind.", "concerto");
   try {
     app.set_version_flag("--version", "concerto " CONCERTO_VERSION);
     app.require_subcommand(1);
-    add_train_command(app);
-    add_eval_command(app);
-    add_generate_command(app);
-    add_verify_command(app);
-    add_data_command(app);
-    add_checkpoint_command(app);
-    add_bench_command(app);
-    add_config_command(app);
+    add_commands(app);
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {

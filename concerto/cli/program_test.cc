@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -11,6 +12,7 @@
 
 #include "concerto/base/error.h"
 #include "concerto/base/test_folder.h"
+#include "concerto/cli/backends.h"
 
 namespace concerto {
 namespace {
@@ -85,6 +87,22 @@ TEST(Program, JsonErrorsAreObjects) {
   EXPECT_FALSE(line["fix"].get<std::string>().empty());
 }
 
+TEST(Program, AGpuIsSaidToBePlanned) {
+  for (const char* name : {"cuda", "gpu", "cuda:1"}) try {
+      backend_by_name(name);
+      ADD_FAILURE() << name;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, ErrorCode::kUnsupported);
+      EXPECT_STREQ(e.what(), "backend: cuda is planned, not built. Use cpu or ref.");
+    }
+  try {
+    backend_by_name("cpuu");
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "backend: 'cpuu' is not a backend. Use cpu or ref.");
+  }
+}
+
 // People name a run, a checkpoint or a data folder where a model is wanted.
 TEST(Program, SaysHowToGetAModelFolder) {
   namespace fs = std::filesystem;
@@ -122,24 +140,38 @@ TEST(Program, AClosedStreamDoesNotGiveItsNumberToAFile) {
   EXPECT_EQ(written, -1);
 }
 
-// Results that did not reach the disk are no success.
-TEST(Program, AFullDiskBehindStandardOutputIsAnError) {
-  for (const std::vector<const char*>& arguments :
-       std::vector<std::vector<const char*>>{{"concerto", "config", "help"}, {"concerto", "--help"}}) {
-    std::fflush(stdout);
-    testing::internal::CaptureStderr();
-    const int saved = ::dup(STDOUT_FILENO), full = ::open("/dev/full", O_WRONLY);
-    ASSERT_GE(full, 0);
-    ::dup2(full, STDOUT_FILENO);
-    const int code = run_program(static_cast<int>(arguments.size()), arguments.data());
-    ::dup2(saved, STDOUT_FILENO);
-    std::clearerr(stdout);
-    ::close(full);
-    ::close(saved);
-    const std::string error = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(code, 7);
-    EXPECT_TRUE(error.starts_with("error (io): standard output: cannot be written: No space left on device.")) << error;
-  }
+// Results that nobody got are no success.
+TEST(Program, StandardOutputThatTakesNothingIsAnError) {
+  int gone[2];
+  ASSERT_EQ(::pipe(gone), 0);
+  ::close(gone[0]);
+  ::signal(SIGPIPE, SIG_IGN);  // as train does
+  struct Sink {
+    int fd;
+    const char* error;
+  };
+  const Sink sinks[] = {{::open("/dev/full", O_WRONLY), "No space left on device. Free space on the disk"},
+                        {gone[1], "Broken pipe. Whoever read it is gone: send it to a file."},
+                        {::open("/dev/null", O_RDONLY), "Bad file descriptor. It is closed: send it to a file."}};
+  for (const Sink& sink : sinks)
+    for (const std::vector<const char*>& arguments :
+         std::vector<std::vector<const char*>>{{"concerto", "config", "help"}, {"concerto", "--help"}}) {
+      ASSERT_GE(sink.fd, 0);
+      std::fflush(stdout);
+      testing::internal::CaptureStderr();
+      const int saved = ::dup(STDOUT_FILENO);
+      ::dup2(sink.fd, STDOUT_FILENO);
+      const int code = run_program(static_cast<int>(arguments.size()), arguments.data());
+      ::dup2(saved, STDOUT_FILENO);
+      std::clearerr(stdout);
+      ::close(saved);
+      const std::string error = testing::internal::GetCapturedStderr();
+      EXPECT_EQ(code, 7);
+      EXPECT_TRUE(error.starts_with("error (io): standard output: cannot be written: ")) << error;
+      EXPECT_NE(error.find(sink.error), std::string::npos) << error;
+    }
+  for (const Sink& sink : sinks) ::close(sink.fd);
+  ::signal(SIGPIPE, SIG_DFL);
 }
 
 }  // namespace

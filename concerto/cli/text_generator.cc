@@ -36,6 +36,10 @@ Generated generate_text(InferenceSession& session, const Tokenizer& tokenizer, s
   };
   View logits = session.extend(prompt);
   while (out.new_tokens < options.max_tokens) {
+    if (options.cut && options.cut()) {
+      out.finish = "cut";
+      break;
+    }
     const int32_t id = sampler.choose(logits, session.length());
     if (id == eos_id) {
       out.finish = "eos";

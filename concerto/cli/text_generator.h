@@ -15,12 +15,13 @@ struct GenerateOptions {
   int64_t max_tokens = 128;
   std::vector<std::string> stop;  // the text ends before the first of these
   SamplerOptions sampler;
+  bool (*cut)() = nullptr;  // asked before every token: true ends the text
 };
 
 struct Generated {
   std::string text;
   int64_t prompt_tokens = 0, new_tokens = 0;
-  std::string finish;  // "eos" | "stop" | "length"
+  std::string finish;  // "eos" | "stop" | "length" | "cut"
 };
 
 // `emit` gets whole characters as they come, and never a part of a stop text.

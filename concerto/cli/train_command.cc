@@ -1,16 +1,17 @@
 #include "concerto/cli/train_command.h"
 
 #include <signal.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "concerto/cli/backends.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/cli/text_generator.h"
+#include "concerto/train/signals.h"
 #include "concerto/train/trainer.h"
 
 namespace concerto {
@@ -32,7 +33,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const RunConfig& c) {
 }
 
 void print_sample(Trainer& trainer, const RunConfig& c, const Tokenizer& tokenizer, const Backend& backend,
-                  ThreadPool& pool) {
+                  ThreadPool& pool, std::FILE* screen) {
   const ModelConfig& m = c.model.config;
   const std::vector<int32_t> prompt = prompt_tokens(tokenizer, m, c.monitor.sample_prompt, false);
   const int64_t capacity =
@@ -41,16 +42,17 @@ void print_sample(Trainer& trainer, const RunConfig& c, const Tokenizer& tokeniz
     return trainer.log("no sample: monitor.sample_prompt is longer than max_position_embeddings");
   const Stage stage(m, trainer.engine().store(), Recompute::kNone, capacity);
   InferenceSession session(stage, trainer.engine().store(), backend, pool, capacity, capacity);
-  fmt::print("\nsample    {}", c.monitor.sample_prompt);
-  generate_text(session, tokenizer, prompt, tokenizer.eos_id(),
-                {.max_tokens = c.monitor.sample_tokens,
-                 .stop = {},
-                 .sampler = {.temperature = 0.7, .seed = static_cast<uint64_t>(c.run.seed)}},
-                [](std::string_view text) {
-                  fmt::print("{}", text);
-                  std::fflush(stdout);
-                });
-  fmt::print("\n");
+  fmt::print(screen, "\nsample    {}", c.monitor.sample_prompt);
+  const Generated sample = generate_text(session, tokenizer, prompt, tokenizer.eos_id(),
+                                         {.max_tokens = c.monitor.sample_tokens,
+                                          .stop = {},
+                                          .sampler = {.temperature = 0.7, .seed = static_cast<uint64_t>(c.run.seed)},
+                                          .cut = [] { return StopSignals::requested() != 0; }},
+                                         [screen](std::string_view text) {
+                                           fmt::print(screen, "{}", text);
+                                           std::fflush(screen);
+                                         });
+  fmt::print(screen, "{}\n", sample.finish == "cut" ? " ... (cut off)" : "");
 }
 
 void print_json(const RunSummary& s) {
@@ -67,15 +69,18 @@ void print_json(const RunSummary& s) {
 }
 
 void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
+  const StopSignals signals(StopMeans::kQuit);
   const RunConfig config = load_run_config(path, parse_overrides(rest));
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
   const Backend& backend = backend_by_name(config.backend);
   ThreadPool pool(config.run.threads);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(config);
-  Trainer trainer(config, backend, pool, detect_terminal(STDOUT_FILENO));
+  std::FILE* screen = json ? stderr : stdout;  // standard output is then all JSON
+  Trainer trainer(config, backend, pool, detect_terminal(::fileno(screen)), screen);
   const RunSummary s = trainer.run();
+  StopSignals::set(StopMeans::kCut);
   if (tokenizer && !config.monitor.sample_prompt.empty() && s.stopped_by.empty())
-    print_sample(trainer, config, *tokenizer, backend, pool);
+    print_sample(trainer, config, *tokenizer, backend, pool, screen);
   if (json) print_json(s);
   if (!s.unsaved.empty())
     throw Error(ErrorCode::kIo, s.run_dir, s.unsaved,
@@ -90,7 +95,7 @@ void add_train_command(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
   c->add_option("CONFIG", *path, "a YAML or JSON config; --section.key=value behind it overrides a setting")
       ->required();
-  c->add_flag("--json", *json, "print a last line with the result as one JSON object");
+  c->add_flag("--json", *json, "print the result as one JSON object; what else is shown goes to standard error");
   c->allow_extras();
   c->callback([c, path, json] { run_train(*path, c->remaining(), *json); });
 }

@@ -9,6 +9,7 @@
 #include "concerto/cli/backends.h"
 #include "concerto/cli/golden.h"
 #include "concerto/cli/option_checks.h"
+#include "concerto/train/work_line.h"
 
 namespace concerto {
 namespace {
@@ -55,7 +56,11 @@ void run_verify(const VerifyArguments& a) {
   options.schedule = a.schedule;
   options.recompute = a.recompute;
   options.micro_batches = a.micro_batches;
-  const GoldenReport report = verify_golden(options, backend_by_name(a.backend), pool);
+  const GoldenReport report = [&] {
+    WorkLine line("verifying " + options.model_dir, "passes");
+    options.progress = [&line](int64_t done, int64_t total) { line.set(done, total); };
+    return verify_golden(options, backend_by_name(a.backend), pool);
+  }();
   if (a.json)
     print_json(report);
   else

@@ -87,9 +87,10 @@ bool assign_bool(bool* member, const Value& value, Problem& problem) {
 
 bool assign_string(const FieldInfo& f, std::string* member, const Value& value, Problem& problem) {
   if (!value.is_scalar()) return problem = not_a("text", value), false;
-  if (!f.allowed.empty() && std::find(f.allowed.begin(), f.allowed.end(), value.text) == f.allowed.end())
+  const std::string text = f.spelling ? f.spelling(value.text) : value.text;
+  if (!f.allowed.empty() && std::find(f.allowed.begin(), f.allowed.end(), text) == f.allowed.end())
     return problem = not_allowed(value, f.allowed), false;
-  *member = value.text;
+  *member = text;
   return true;
 }
 

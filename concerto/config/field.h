@@ -45,7 +45,8 @@ struct FieldInfo {
   // the type holds.
   double low = 0, high = 0;
   bool has_range = false, low_open = false, high_open = false;
-  std::vector<std::string> allowed;  // of a string; empty: any
+  std::vector<std::string> allowed;                       // of a string; empty: any
+  std::string (*spelling)(const std::string&) = nullptr;  // of a string: the allowed word that other words mean
   std::string unset;                 // how docs call the default, where the value itself says little
   std::vector<std::string> aliases;  // names of other systems with the same meaning
   bool decides = false;              // decides the numbers of a run: part of the hash
@@ -67,6 +68,7 @@ struct Field : FieldInfo {
   Field& above(double l, double h) { return range(l, h), low_open = true, *this; }   // l < x <= h
   Field& below(double l, double h) { return range(l, h), high_open = true, *this; }  // l <= x < h
   Field& one_of(std::vector<std::string> names) { return allowed = std::move(names), *this; }
+  Field& spelled(std::string (*f)(const std::string&)) { return spelling = f, *this; }
   Field& also(std::vector<std::string> names) { return aliases = std::move(names), *this; }
   Field& when_unset(std::string text) { return unset = std::move(text), *this; }
   Field& decides_numbers() { return decides = true, *this; }

@@ -138,7 +138,12 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
   EXPECT_TRUE(has(one_fault("parallel: {zero: 2}\n"), "many ranks are not built yet"));
   EXPECT_TRUE(has(one_fault("monitor: {trace_steps: [1, 2, 3]}\n"), "3 numbers, wanted two"));
   EXPECT_TRUE(has(one_fault("monitor: {trace_steps: [3, 2]}\n"), "3 is after 2"));
-  EXPECT_TRUE(has(one_fault("backend: cuda\n"), "cuda is planned, not built yet. Use cpu or ref"));
+  for (const char* name : {"cuda", "gpu", "GPU", "cuda:0", "nvidia"}) {
+    const std::string fault = one_fault(fmt::format("backend: \"{}\"\n", name));
+    EXPECT_TRUE(has(fault, "cuda is planned, not built yet. Use cpu or ref")) << fault;
+    EXPECT_FALSE(has(fault, "Did you mean")) << fault;
+  }
+  EXPECT_TRUE(has(one_fault("backend: cpuu\n"), "Did you mean cpu?"));
   EXPECT_TRUE(
       has(fault_of("model: {hidden_size: 64, num_attention_heads: 4, init: pretrained}\n"), "model.path is not given"));
   const TestFolder folder;

@@ -352,10 +352,21 @@ void output(std::vector<F>& f) {
   f.push_back(F(
                   "", "backend", [](RunConfig& c) -> Slot { return &c.backend; },
                   "kernels: cpu (fast), ref (plain loops, to compare with), cuda (planned)")
-                  .one_of({"cpu", "ref", "cuda"}));
+                  .one_of({"cpu", "ref", "cuda"})
+                  .spelled(backend_word));
 }
 
 }  // namespace
+
+std::string backend_word(const std::string& text) {
+  std::string word = text;
+  for (char& c : word)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  word = word.substr(0, word.find(':'));  // cuda:0
+  for (const char* gpu : {"cuda", "gpu", "nvidia"})
+    if (word == gpu) return "cuda";
+  return text;
+}
 
 const std::vector<SectionInfo>& run_sections() {
   static const std::vector<SectionInfo> sections = {

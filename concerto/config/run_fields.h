@@ -17,6 +17,10 @@ const std::vector<Field<RunConfig>>& run_fields();     // section by section; `b
 const std::vector<Rule<RunConfig>>& run_rules();       // of every run
 const std::vector<Rule<RunConfig>>& training_rules();  // of `train` only
 
+// The backend that a word means: GPUs by any name ("gpu", "cuda:0") are "cuda", which says that it is planned, where
+// the nearest spelling would be "cpu". Any other word is itself.
+std::string backend_word(const std::string& text);
+
 // A name of ERNIEKit, PaddleFormers or Megatron whose meaning no single setting has, with what to write instead.
 struct ForeignName {
   std::string name, advice;

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstring>
 
 namespace concerto {
 namespace {
@@ -47,6 +50,17 @@ std::string format_bytes(int64_t bytes) {
 }
 
 std::string format_loss(double value) { return fmt::format("{:.4f}", value); }
+
+std::string shell_word(const std::string& path) {
+  const auto plain = [](char c) {
+    const auto u = static_cast<unsigned char>(c);
+    return u >= 0x80 || std::isalnum(u) != 0 || std::strchr("_@%+=:,./-", c) != nullptr;
+  };
+  if (!path.empty() && std::all_of(path.begin(), path.end(), plain)) return path;
+  std::string word = "'";
+  for (const char c : path) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
+}
 
 int64_t display_width(const std::string& text) {
   int64_t width = 0;

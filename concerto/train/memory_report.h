@@ -15,8 +15,10 @@ struct ProcessMemory {
 // From /proc/self/status; zeros where that does not exist. Allocates nothing, takes some ten microseconds.
 ProcessMemory read_process_memory();
 
-// What the machine can still give (MemAvailable and SwapFree of /proc/meminfo); 0 where that does not exist.
-int64_t read_available_memory();
+// What this process can still get: the least of what the machine can give (MemAvailable and SwapFree of /proc/meminfo)
+// and of what is left below the limits of its control group and of those above it (version 1 or 2; pages of files that
+// can be dropped count as free). 0 where none is known. `root`: for tests, a folder with proc/ and sys/.
+int64_t read_available_memory(const std::string& root = "");
 
 // Error(kMemory) where `wanted` bytes are more than `available`, if that is known: better said before the first step
 // than by the kernel, which kills without a word.

@@ -182,6 +182,11 @@ TEST(RecordFile, HalfWrittenRecordIsCutOff) {
 }
 
 TEST(HumanUnits, ReadAsPeopleWrite) {
+  EXPECT_EQ(shell_word("runs/a-b_1/model"), "runs/a-b_1/model");
+  EXPECT_EQ(shell_word("runs/运行"), "runs/运行");
+  EXPECT_EQ(shell_word("my runs/it's"), "'my runs/it'\\''s'");
+  EXPECT_EQ(shell_word("$HOME"), "'$HOME'");
+  EXPECT_EQ(shell_word(""), "''");
   EXPECT_EQ(format_count(0), "0");
   EXPECT_EQ(format_count(987), "987");
   EXPECT_EQ(format_count(12345), "12.3k");

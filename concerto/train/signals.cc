@@ -17,11 +17,19 @@ namespace {
 std::atomic<int> stop_signal{0};
 std::atomic<int64_t> interrupt_ns{0};  // when the first SIGINT came
 std::atomic<bool> installed{false}, on_terminal{false};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+std::atomic<StopMeans> first_means{StopMeans::kSave};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&
+              std::atomic<StopMeans>::is_always_lock_free);
 struct sigaction old_interrupt, old_terminate;
 
 constexpr int64_t kSameKeyNs = 50'000'000;
 constexpr char kSaving[] = "\nStopping after this step and saving. Ctrl-C again quits at once without saving.\n";
+constexpr char kNothing[] = "\nStopped while the run was prepared: no step was made, nothing is changed.\n";
+
+template <size_t N>
+void say(const char (&text)[N], size_t from = 0) {
+  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text + from, N - 1 - from);
+}
 
 int64_t now_ns() {
   timespec t{};
@@ -31,12 +39,15 @@ int64_t now_ns() {
 
 void on_signal(int signal) {
   const int saved_errno = errno;
+  if (first_means.load() == StopMeans::kQuit) {
+    say(kNothing, on_terminal.load() ? 0 : 1);  // below a live line, or as a line of its own
+    ::_exit(128 + signal);
+  }
   if (signal == SIGINT) {
     int64_t none = 0;
     const int64_t now = now_ns();
     if (interrupt_ns.compare_exchange_strong(none, now)) {
-      if (on_terminal.load()) [[maybe_unused]]
-        const ssize_t n = ::write(STDERR_FILENO, kSaving, sizeof(kSaving) - 1);
+      if (on_terminal.load() && first_means.load() == StopMeans::kSave) say(kSaving);
     } else if (now - none > kSameKeyNs) {
       ::_exit(128 + SIGINT);
     }
@@ -48,9 +59,10 @@ void on_signal(int signal) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(StopMeans means) {
   CHECK(!installed.exchange(true), "one StopSignals at a time");
   stop_signal.store(0);
+  first_means.store(means);
   interrupt_ns.store(0);
   on_terminal.store(::isatty(STDERR_FILENO) == 1);
   struct sigaction action {};
@@ -64,8 +76,11 @@ StopSignals::StopSignals() {
 StopSignals::~StopSignals() {
   ::sigaction(SIGINT, &old_interrupt, nullptr);
   ::sigaction(SIGTERM, &old_terminate, nullptr);
+  stop_signal.store(0);  // it asked this run
   installed.store(false);
 }
+
+void StopSignals::set(StopMeans means) { first_means.store(means); }
 
 int StopSignals::requested() { return stop_signal.load(std::memory_order_relaxed); }
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "concerto/base/error.h"
@@ -68,6 +69,44 @@ TEST(StopSignals, RepeatedTermIsOnlyARequest) {
               if (StopSignals::requested() != SIGTERM) ::_exit(1);
             }),
             0);
+}
+
+// Before there is anything to save, a signal ends the process with a word and the shell's code for it.
+TEST(StopSignals, WithNothingToSaveTheFirstSignalEndsTheProcess) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    EXPECT_EQ(exit_code_of([&] {
+                ::dup2(ends[1], STDERR_FILENO);
+                const StopSignals signals(StopMeans::kQuit);
+                ::raise(signal);
+              }),
+              128 + signal);
+    ::close(ends[1]);
+    std::string text;
+    for (char c; ::read(ends[0], &c, 1) == 1;) text += c;
+    ::close(ends[0]);
+    EXPECT_EQ(text, "Stopped while the run was prepared: no step was made, nothing is changed.\n");
+  }
+}
+
+TEST(StopSignals, WhatTheSignalMeansMayChange) {
+  for (const StopMeans means : {StopMeans::kSave, StopMeans::kCut})
+    EXPECT_EQ(exit_code_of([&] {
+                const StopSignals signals(StopMeans::kQuit);
+                StopSignals::set(means);
+                ::raise(SIGINT);
+                if (StopSignals::requested() != SIGINT) ::_exit(1);
+              }),
+              0);
+}
+
+TEST(StopSignals, ARequestEndsWithTheRunItWasMadeOf) {
+  {
+    const StopSignals signals;
+    ::raise(SIGTERM);
+  }
+  EXPECT_EQ(StopSignals::requested(), 0);
 }
 
 TEST(StopSignals, EarlierHandlersComeBack) {

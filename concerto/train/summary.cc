@@ -22,13 +22,14 @@ std::vector<RunSummary::Output> find_outputs(const std::string& run_dir) {
   offer("metrics.jsonl", "one JSON object a step");
   for (const auto& entry : fs::directory_iterator(run_dir, ignored)) {
     if (entry.path().filename().string().starts_with("events.out.tfevents.")) {
-      found.push_back({"events.out.tfevents.*", "tensorboard --logdir " + run_dir});
+      found.push_back({"events.out.tfevents.*", "tensorboard --logdir " + shell_word(run_dir)});
       break;
     }
   }
   offer("trace.json", "a timeline of some steps; open it in https://ui.perfetto.dev");
   offer("latest", "the newest checkpoint; the same train command goes on from it");
-  offer("model", fmt::format("a Hugging Face folder; concerto generate --model {}/model --prompt ...", run_dir));
+  offer("model",
+        "a Hugging Face folder; concerto generate --model " + shell_word(run_dir + "/model") + " --prompt ...");
   return found;
 }
 

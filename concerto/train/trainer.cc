@@ -30,11 +30,13 @@ BatchSourceOptions source_options(const RunConfig& c, bool valid) {
 
 BatchSourceOptions train_source_options(const RunConfig& config) { return source_options(config, false); }
 
-Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style)
+Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style,
+                 std::FILE* screen)
     : config_((check_trainable(config), config)),
       start_time_(steady_seconds()),
+      screen_(screen),
       folder_(config_),
-      progress_({.style = style, .log_every_steps = config_.monitor.log_every_steps}),
+      progress_({.fd = ::fileno(screen), .style = style, .log_every_steps = config_.monitor.log_every_steps}),
       before_data_bytes_(read_process_memory().rss_bytes),
       source_(train_source_options(config_)),
       valid_(config_.data.valid.empty() ? nullptr : std::make_unique<BatchSource>(source_options(config_, true))),
@@ -60,6 +62,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
   predicted_bytes_ = engine_.predicted_bytes() + batch_bytes() + data_bytes_to_map();
+  StopSignals::set(StopMeans::kSave);  // from here on the folder is this run's
   folder_.write_config(config_);
   describe();
 
@@ -166,7 +169,6 @@ void Trainer::describe() {
 }
 
 RunSummary Trainer::run() {
-  const StopSignals signals;
   RunSummary summary;
   if (saved_step_ == step_ && evaluation_due() && !meta_.valid_loss) {  // the stop cut it off
     evaluate();
@@ -347,9 +349,9 @@ void Trainer::finish(RunSummary& s) {
               .predicted_bytes = predicted_bytes_,
               .peak_bytes = read_process_memory().peak_bytes};
   s.outputs = find_outputs(dir);
-  const TerminalStyle style = detect_terminal(STDOUT_FILENO);
-  fmt::print("{}", format_summary(s, curves, terminal_width(STDOUT_FILENO), style.unicode));
-  std::fflush(stdout);
+  const int fd = ::fileno(screen_);
+  fmt::print(screen_, "{}", format_summary(s, curves, terminal_width(fd), detect_terminal(fd).unicode));
+  std::fflush(screen_);
 }
 
 }  // namespace concerto

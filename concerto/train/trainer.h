@@ -1,6 +1,7 @@
 // The training loop: data, steps, evaluation, checkpoints, what the user sees, and what happens when a step goes wrong.
 #pragma once
 
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -57,10 +58,13 @@ class StepEngine {
 class Trainer {
  public:
   // Error if anything about the run is wrong; in the run folder nothing is written before all of it is checked.
-  Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style);
+  // Progress and summary go to `screen`.
+  Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style,
+          std::FILE* screen = stdout);
   ~Trainer();
 
-  RunSummary run();  // to the end, or to a signal
+  // To the end, or to a signal (which somebody must have a StopSignals for). From construction on a signal means kSave.
+  RunSummary run();
   StepEngine& engine() { return engine_; }
   const std::string& exported_model() const { return exported_; }  // the HF folder that was left, or empty
   void log(const std::string& line) { progress_.log(line); }
@@ -84,6 +88,7 @@ class Trainer {
 
   RunConfig config_;
   double start_time_;
+  std::FILE* screen_;
   RunFolder folder_;
   Progress progress_;
   int64_t before_data_bytes_;  // resident

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "concerto/base/files.h"
@@ -494,6 +495,20 @@ nlohmann::json evaluate(std::vector<std::string> arguments) {
   return nlohmann::json::parse(::testing::internal::GetCapturedStdout());
 }
 
+// An Error, and nothing that looks like a result.
+void expect_refused(ErrorCode code, const std::vector<std::string>& parts, const std::vector<std::string>& arguments) {
+  std::optional<Error> error;
+  try {
+    evaluate(arguments);
+  } catch (const Error& e) {
+    error = e;
+    EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+  }
+  expect_error(code, parts, [&] {
+    if (error) throw *error;
+  });
+}
+
 TEST_F(Training, EvalGivesTheLossThatTrainingWrote) {
   for (const char* dtype : {"f32", "bf16"}) {
     RunConfig c = config(dtype);
@@ -564,6 +579,24 @@ TEST_F(Training, AnOldCheckpointThatStaysIsNoFailedSave) {
   set_io_fault_for_tests(nullptr);
   EXPECT_TRUE(s.unsaved.empty()) << s.unsaved;
   EXPECT_EQ(find_latest(c.run.dir).step, 12);
+// A number that means nothing is no result: eval refuses it and names the weights.
+TEST_F(Training, EvalRefusesALossThatIsNotFinite) {
+  const RunConfig c = config();
+  train(c);
+  const std::string model = c.run.dir + "/model";
+  const auto arguments = [&](const std::string& dir) {
+    return std::vector<std::string>{"--model", dir, "--data", work_ / "valid", "--seq-length", "32"};
+  };
+  for (const char* weight : {"model.norm.weight", "model.layers.1.mlp.experts.0.down_proj.weight"})
+    for (const float value : {NAN, INFINITY}) {
+      const auto store = load_hf_store(model, c.model.config, DType::kF32, StoreUse::kTrain);
+      store->master(store->find(weight)).as<float>()[3] = value;
+      const std::string bad = work_ / fmt::format("{}-{}", weight, value);
+      export_hf_store(bad, c.model.config, *store, {.dtype = DType::kF32});
+      expect_refused(ErrorCode::kNumeric, {bad + ": the loss is ", "nan", "concerto checkpoint verify"},
+                     arguments(bad));
+    }
+  EXPECT_TRUE(std::isfinite(evaluate(arguments(model))["loss"].get<double>()));
 }
 
 TEST_F(Training, StartsFromAnExportedModel) {

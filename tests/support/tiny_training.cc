@@ -7,6 +7,7 @@
 #include "concerto/base/rng.h"
 #include "concerto/cli/backends.h"
 #include "concerto/data/indexed_dataset.h"
+#include "concerto/train/signals.h"
 
 namespace concerto::test {
 namespace fs = std::filesystem;
@@ -67,6 +68,7 @@ RunConfig tiny_run_config(const Workplace& work, const std::string& dir) {
 }
 
 RunSummary train(const RunConfig& config, int threads) {
+  const StopSignals signals;
   ThreadPool pool(threads);
   Trainer trainer(config, backend_by_name(config.backend), pool, {});
   return trainer.run();

@@ -3,7 +3,7 @@
 namespace concerto {
 
 const Backend& cuda_backend() {
-  throw Error(ErrorCode::kUnsupported, "backend", "cuda is planned, not built", "Use backend: cpu.");
+  throw Error(ErrorCode::kUnsupported, "backend", "cuda is planned, not built", "Use cpu or ref.");
 }
 
 }  // namespace concerto
