@@ -19,9 +19,11 @@ struct TileSize {
 // high, and go through their rows kWeightRows at a time. Rows are a multiple of every mr.
 constexpr TileSize kRowTile{96, 512}, kWeightTile{1536, 512}, kSmallestTile{48, 64};
 constexpr int64_t kWeightRows = 192;
-// Words of packed weights that a thread keeps (2 MB). A longer reduction takes narrower tiles, and past the narrowest
-// packs its weights again for every tile.
-constexpr int64_t kKeptWords = 512 * 1024, kNarrowestKept = 128;
+// Words of packed weights that a thread keeps: 16 MB, where there are many threads less, for all share the last cache
+// level and memory. A longer reduction takes narrower tiles, and past the narrowest packs its weights again for every
+// tile.
+constexpr int64_t kMostKeptWords = 4 << 20, kLeastKeptWords = 512 << 10, kNarrowestKept = 128;
+int64_t kept_words(int threads) { return std::clamp(8 * kMostKeptWords / threads, kLeastKeptWords, kMostKeptWords); }
 // Bytes of packed B that are read again for every few rows of the result without being missed.
 constexpr int64_t kBandBytes = 192 * 1024;
 // Bytes of weights that are fetched while others are in use: both fit the second cache level.
@@ -197,10 +199,11 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
   const int64_t rows = p.out.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
   TileSize size = choose_tile(kRowTile, rows, p.n, 1, ctx.pool->size());
-  while (words * size.columns > kKeptWords && size.columns > kNarrowestKept) size.columns /= 2;
+  const int64_t most_kept = kept_words(ctx.pool->size());
+  while (words * size.columns > most_kept && size.columns > kNarrowestKept) size.columns /= 2;
   const int64_t column_blocks = ceil_div(p.n, size.columns), step = kTileWords * kernels.unit;
   const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), column_blocks);
-  const int64_t kept = std::min(words, kKeptWords / size.columns / kTileWords * kTileWords),
+  const int64_t kept = std::min(words, most_kept / size.columns / kTileWords * kTileWords),
                 strides = ceil_div(words, kept);
   const int64_t a_panel = a_panel_words(kernels), b_panel = kept * kernels.nr + kPanelGap;
 
