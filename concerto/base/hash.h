@@ -26,6 +26,13 @@ class Hash64 {
 uint64_t hash64(const void* data, size_t bytes);
 inline uint64_t hash64(std::string_view text) { return hash64(text.data(), text.size()); }
 
+// FNV-1a of 64 bits, for short names. `basis` is kFnvBasis, or the hash of what comes before.
+constexpr uint64_t kFnvBasis = 14695981039346656037u;
+constexpr uint64_t fnv1a(std::string_view text, uint64_t basis) {
+  for (const char c : text) basis = (basis ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return basis;
+}
+
 std::string hash_text(uint64_t hash);                            // "xxh64:0123456789abcdef"
 std::optional<uint64_t> parse_hash_text(std::string_view text);  // none if it is not of that form
 

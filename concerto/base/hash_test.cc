@@ -14,6 +14,12 @@ TEST(Hash, KnownAnswersOfXxh64) {
   EXPECT_EQ(hash64("Nobody inspects the spammish repetition"), 0xfbcea83c8a378bf1u);
 }
 
+TEST(Hash, KnownAnswersOfFnv1a) {
+  EXPECT_EQ(fnv1a("a", kFnvBasis), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(fnv1a("foobar", kFnvBasis), 0x85944171f73967e8u);
+  EXPECT_EQ(fnv1a("bar", fnv1a("foo", kFnvBasis)), fnv1a("foobar", kFnvBasis));
+}
+
 TEST(Hash, PiecesGiveTheHashOfTheWhole) {
   std::string text;
   for (int i = 0; i < 300; ++i) text += static_cast<char>(i * 7);

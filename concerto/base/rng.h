@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "concerto/base/hash.h"
+
 namespace concerto {
 
 constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
@@ -20,11 +22,9 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::arr
   return c;
 }
 
-constexpr uint64_t hash_name(std::string_view s) {  // FNV-1a
-  uint64_t h = 1469598103934665603ull;
-  for (char ch : s) h = (h ^ static_cast<uint8_t>(ch)) * 1099511628211ull;
-  return h;
-}
+// FNV-1a from a basis of its own (the usual one without its last digit). Every draw depends on it, and so does every
+// recorded loss: it stays.
+constexpr uint64_t hash_name(std::string_view name) { return fnv1a(name, 1469598103934665603u); }
 
 // A named stream of draws, indexed by a 64-bit counter.
 class Rng {

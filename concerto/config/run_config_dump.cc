@@ -1,6 +1,7 @@
 // Readers of the field table that write: YAML, JSON, hash, differences.
 #include <fmt/format.h>
 
+#include "concerto/base/hash.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/run_config.h"
 #include "concerto/config/run_fields.h"
@@ -53,9 +54,8 @@ std::string run_config_yaml(const RunConfig& config) { return print_yaml(to_valu
 std::string run_config_json(const RunConfig& config) { return print_json(to_value(config)); }
 
 std::string run_config_hash(const RunConfig& config) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const auto& [key, text] : deciding(config))
-    for (const char c : key + "=" + text + "\n") hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  uint64_t hash = kFnvBasis;
+  for (const auto& [key, text] : deciding(config)) hash = fnv1a(key + "=" + text + "\n", hash);
   return fmt::format("{:016x}", hash);
 }
 

@@ -2,12 +2,10 @@
 
 #include <cstdlib>
 
+#include "concerto/ops/cpu/cpu_backend.h"
 #include "concerto/ops/cuda/cuda_backend.h"
 #include "concerto/ops/op_test.h"
 #include "concerto/ops/ref/ref_backend.h"
-#ifdef CONCERTO_TEST_CPU
-#include "concerto/ops/cpu/cpu_backend.h"
-#endif
 
 namespace concerto::test {
 namespace {
@@ -74,7 +72,6 @@ TEST(Profile, OutermostOpCounts) {
   }
 }
 
-#ifdef CONCERTO_TEST_CPU
 // CTest runs this with each CONCERTO_ISA and counts the run as skipped where the level is not there.
 TEST(CpuBackend, HasTheLevelThatIsAskedFor) {
   try {
@@ -84,7 +81,6 @@ TEST(CpuBackend, HasTheLevelThatIsAskedFor) {
     GTEST_SKIP() << "the processor lacks this: " << e.what();
   }
 }
-#endif
 
 }  // namespace
 }  // namespace concerto::test

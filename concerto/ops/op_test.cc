@@ -6,23 +6,19 @@
 #include <cstring>
 #include <memory>
 
-#include "concerto/ops/ref/ref_backend.h"
-#ifdef CONCERTO_TEST_CPU
 #include "concerto/ops/cpu/cpu_backend.h"
-#endif
+#include "concerto/ops/ref/ref_backend.h"
 
 namespace concerto::test {
 namespace {
 
-// Null where the backend is a stub or the processor lacks the level that CONCERTO_ISA names.
+// Null where the processor lacks the level that CONCERTO_ISA names.
 const Backend* cpu_if_there() {
-#ifdef CONCERTO_TEST_CPU
   try {
     return &cpu_backend();
   } catch (const Error& e) {
     if (e.code != ErrorCode::kUnsupported) throw;
   }
-#endif
   return nullptr;
 }
 

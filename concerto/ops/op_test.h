@@ -2,8 +2,7 @@
 // `check_op` plays it
 //   - dry, with null views on a counting arena: gives the scratch that the real run must take, to the byte;
 //   - on the backend under test, several thread counts, each twice: scratch poisoned with NaN, outputs filled with NaN,
-//   gaps between strided rows and all
-//     inputs must stay as they were, the second run must give the same bits;
+//     gaps between strided rows and all inputs must stay as they were, the second run must give the same bits;
 //   - on ref in f64 with the same (rounded) values: the truth.
 // Tolerance of an element: rounding of the output, plus (4 + sqrt(length)) roundings of the stat type on the norm of
 // its sum.

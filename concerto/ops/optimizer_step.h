@@ -1,9 +1,10 @@
 // One optimizer step over one tensor, in one pass over its memory; the bf16 copy is written in the same pass. Gradients
 // are multiplied by grad_scale (clipping) as they are read. Bias corrections c1 = 1 - beta1^t, c2 = 1 - beta2^t come
 // from the caller.
-//   AdamW (decoupled decay, Loshchilov & Hutter 2019): w *= 1 - lr * weight_decay; m, v as Adam; w -= lr * (m / c1) /
-//   (sqrt(v / c2) + eps). LAMB (You et al. 2020, algorithm 2): u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay * w;
-//   w -= lr * ratio * u, ratio = |w| / |u|, 1 where either is 0.
+//   AdamW (decoupled decay, Loshchilov & Hutter 2019):
+//     w *= 1 - lr * weight_decay; m, v as Adam; w -= lr * (m / c1) / (sqrt(v / c2) + eps).
+//   LAMB (You et al. 2020, algorithm 2):
+//     u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay * w; w -= lr * ratio * u, ratio = |w| / |u|, 1 if either is 0.
 #pragma once
 
 #include "concerto/ops/context.h"

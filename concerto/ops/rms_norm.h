@@ -1,4 +1,5 @@
-// RMSNorm (reference 2.2): y = w * x * rsqrt(mean(x^2) + eps), statistics in the stat type, one rounding at the end.
+// RMSNorm (reference 2.2): y = w * x * rsqrt(mean(x^2) + eps), in the stat type with one rounding at the end, as
+// Paddle's fused kernels do it; Hugging Face rounds before the product with w as well, so that last bits may differ.
 // backward_input: with g = dy * w, dx = rstd * (g - x * rstd^2 * mean(g * x)) + residual.
 #pragma once
 

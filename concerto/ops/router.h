@@ -23,7 +23,7 @@ struct RouterSelect {
   View weights;         // [T, K] stat
   View counts;          // [E] i64, overwritten: tokens that chose each expert
   View bare_counts;     // [E] i64, overwritten: the same from p without bias
-  View prob_sums;       // [E] f64, overwritten: sum over tokens of p, in token order
+  View prob_sums;       // [E] f64, overwritten: sum over tokens of p, in token order inside blocks fixed by T alone
   bool replay = false;  // expert_ids, counts and bare_counts are given (recompute): only probs, weights and prob_sums
                         // are made again
 };

@@ -128,6 +128,21 @@ TEST_P(Router, Select) {
     }
 }
 
+// Terms so far apart that the order of a sum shows: it must not be that of the threads.
+TEST_P(Router, SumsOfUnequalTermsDoNotDependOnThreads) {
+  const int64_t tokens = 3000, experts = 8;
+  const Select s{tokens, experts, 2, normal("logits", tokens * experts, 20), {}, 1e-12, false};
+  check_op(GetParam(), select_body(s), true);
+  const Values probs = run_op(backend(), type(), type(), 2, select_body(s)).at("probs").values;
+  Values forwards(experts), backwards(experts);
+  for (int64_t i = 0; i < tokens * experts; ++i) {
+    forwards[static_cast<size_t>(i % experts)] += probs[static_cast<size_t>(i)];
+    backwards[static_cast<size_t>(i % experts)] +=
+        probs[static_cast<size_t>((tokens - 1 - i / experts) * experts + i % experts)];
+  }
+  EXPECT_NE(forwards, backwards) << "the order does not show: the test shows nothing";
+}
+
 // Released checkpoints have biases near +40: p + b has coarse steps there, and ties go to the lower id.
 TEST_P(Router, LargeBias) {
   Select s{500, 64, 6, normal("logits", 500 * 64, 0.02), normal("bias", 64, 1e-4), 1e-12, false};

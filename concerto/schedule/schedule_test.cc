@@ -35,6 +35,14 @@ TEST(Schedule, ValidatorFindsEveryBrokenRule) {
   EXPECT_THROW(validate_schedule(crowded), Bug);
   crowded.slots = 2;
   EXPECT_NO_THROW(validate_schedule(crowded));
+  for (const int32_t nobody : {-1, 2}) {
+    Schedule stray = good;
+    stray.actions.push_back({ActionKind::kForward, nobody});
+    EXPECT_THROW(validate_schedule(stray), Bug) << nobody;
+  }
+  Schedule joined = good;  // I and W are there, but it says that it does not use them
+  joined.split = false;
+  EXPECT_THROW(validate_schedule(joined), Bug);
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 // bf16) a pair of bf16 that are neighbours in the sum, so that one step of the tile handles kStep<E> terms.
 //
 //   A  [M][steps]: rows, elements follow the sum.
-//   B  panels of kPanel columns, each [steps][columns of the panel]; the last panel may be narrower (a multiple of
-//   kLanes). C  [M][N] f32.
+//   B  panels of kPanel columns, each [steps][columns of the panel]; the last may be a narrower multiple of kLanes.
+//   C  [M][N] f32.
 #pragma once
 
 #include "concerto/ops/cpu/vector/simd.h"
