@@ -36,7 +36,7 @@ TEST_P(Observed, StaysInsideThePlanAndChangesNothing) {
   c.hidden_size = p.hidden;
   c.num_hidden_layers = 2;
   c.moe_layer_start_index = 0;
-  c.moe_k = 4;  // so that no other segment takes more scratch than the routed rows
+  c.moe_k = 4;         // so that no other segment takes more scratch than the routed rows
   ThreadPool pool(1);  // each thread brings scratch, which could hide what is missing
   const std::vector<MicroBatch> batches = {random_batch(c, {{p.tokens - 70, 70}}, 1)};
   TinyRun run(c, backend_by_name("cpu"), pool, DType::kF32, {.max_tokens = p.tokens});
