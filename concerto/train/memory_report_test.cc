@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "concerto/train/test_folder.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {
