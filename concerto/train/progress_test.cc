@@ -48,7 +48,7 @@ StepReport report_of(int64_t step) {
   r.tokens_per_s = 12345;
   r.moe_layers = {1};
   r.tokens_per_expert = {{2, 1}};
-  set_expert_max_over_mean(r);
+  summarize_loads(r);
   return r;
 }
 
