@@ -101,7 +101,7 @@ struct Bench {
         auto* a = reinterpret_cast<uint32_t*>(memory.data() + (int64_t{thread} << 20));
         for (int64_t i = 0; i < repeats; ++i)
           k.tile(a, k.mr * words, a + (1 << 16), words * k.nr, reinterpret_cast<float*>(a + (1 << 17)), k.nr, rows, 1,
-                 words, true, cpu::Finish::kKeep, nullptr, 0);
+                 words, true, cpu::Finish::kKeep, nullptr, 0, nullptr);
       });
     });
     return 2.0 * static_cast<double>(rows * k.nr * words * k.unit * repeats * pool.size()) / t;

@@ -24,7 +24,7 @@ for name in "${names[@]}"; do
 done
 
 levels=()
-for level in generic avx2 avx512 avx512_bf16; do
+for level in generic avx2 avx512 avx512_bf16 amx; do
   if CONCERTO_ISA=$level "$concerto" verify --golden tests/golden/dense-tiny >/dev/null 2>&1; then levels+=("$level"); fi
 done
 echo "instruction sets here: ${levels[*]}"

@@ -31,12 +31,12 @@ while IFS= read -r line; do
   fault "a path of one machine: $line"
 done < <(git grep -nIE '(^|[^[:alnum:]_.-])/(work|farm|root|home)/[[:alnum:]_.]' -- . ':!LICENSE')
 
-# Subjects of the last 50 commits: `area: what`, at most 72 characters.
+# Subjects of the last 50 commits: `area: what` (git itself writes `Revert "area: what"`), at most 72 characters.
 count=0
 while IFS= read -r subject; do
   count=$((count + 1))
   if ((${#subject} > 72)); then fault "commit subject of ${#subject} characters, at most 72: $subject"; fi
-  if [[ ! $subject =~ ^[a-z0-9_./,\ -]+:\ . ]]; then fault "commit subject is not 'area: what': $subject"; fi
+  if [[ ! $subject =~ ^(Revert\ \")?[a-z0-9_./,\ -]+:\ . ]]; then fault "commit subject is not 'area: what': $subject"; fi
 done < <(git log --no-merges -50 --format=%s)
 
 if ((faults > 0)); then

@@ -11,12 +11,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build=(g++ cmake ninja-build pkg-config ccache libdnnl-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libfmt-dev
-       libsentencepiece-dev)
+       libsentencepiece-dev libgtest-dev)  # the tests share the build folder, so configuring it wants GoogleTest
 # A package of texts, and a file of it: slim images drop /usr/share/doc and /usr/share/man, where some of the texts live.
 texts=(bible-kjv dict-gcide wordnet-base debian-handbook manpages-zh debian-reference-zh-cn)
 text_files=(/usr/bin/bible /usr/share/dictd/gcide.dict.dz /usr/share/wordnet/data.noun
             /usr/share/doc/debian-handbook/html/zh-CN /usr/share/man/zh_CN/man1 /usr/share/debian-reference/debian-reference.zh-cn.txt.gz)
-tests=(libgtest-dev python3 git)
+tests=(python3 git)
 checks=(clang-16 libclang-rt-16-dev clang-format-14)  # older clang lacks parts of C++20; format 14 is the pinned one
 
 wanted=("${build[@]}" "${texts[@]}")

@@ -10,6 +10,7 @@ interrupted=
 trap 'interrupted=1' INT
 concerto=build/release/bin/concerto
 run=runs/quickstart
+for option in "$@"; do if [[ $option == --run.dir=* ]]; then run=${option#--run.dir=}; fi; done
 
 stage "packages (Debian's own; asks for a password only where sudo does)" scripts/install_deps.sh --run
 stage "build" scripts/build.sh release concerto

@@ -16,7 +16,6 @@ class SpecList {
         .name = std::move(name), .shape = shape, .role = role, .layer = layer, .expert = expert, .fused = fused};
     s.keep_f32 = role == TensorRole::kRouter || role == TensorRole::kCorrectionBias;
     s.trainable = role != TensorRole::kCorrectionBias;
-    s.shard = shard_axis(role);
     specs_.push_back(std::move(s));
   }
 
@@ -75,26 +74,6 @@ class SpecList {
   std::vector<TensorSpec> take() { return std::move(specs_); }
 
  private:
-  static ShardAxis shard_axis(TensorRole role) {
-    switch (role) {
-      case TensorRole::kEmbedding:
-      case TensorRole::kHead:
-        return ShardAxis::kVocab;
-      case TensorRole::kAttentionIn:
-      case TensorRole::kMlpIn:
-      case TensorRole::kSharedIn:
-      case TensorRole::kExpertIn:
-        return ShardAxis::kColumn;
-      case TensorRole::kAttentionOut:
-      case TensorRole::kMlpDown:
-      case TensorRole::kSharedDown:
-      case TensorRole::kExpertDown:
-        return ShardAxis::kRow;
-      default:
-        return ShardAxis::kReplicated;
-    }
-  }
-
   const ModelConfig& c_;
   std::vector<TensorSpec> specs_;
   int next_fused_ = 0;
@@ -150,9 +129,12 @@ int64_t active_parameter_count(const ModelConfig& c) {
 }
 
 double flops_per_token(const ModelConfig& c, int64_t seq) {
-  return 6.0 * static_cast<double>(active_parameter_count(c)) +
-         6.0 * static_cast<double>(c.num_hidden_layers + c.num_nextn_predict_layers) * static_cast<double>(seq) *
-             static_cast<double>(c.num_attention_heads * c.head_dim);
+  const auto real = [](int64_t x) { return static_cast<double>(x); };
+  const double products =
+      real(active_parameter_count(c)) + real(c.num_nextn_predict_layers) * real(c.vocab_size) * real(c.hidden_size);
+  const double attention =
+      real(c.num_hidden_layers + c.num_nextn_predict_layers) * real(seq) * real(c.num_attention_heads * c.head_dim);
+  return 6.0 * (products + attention);
 }
 
 double init_std(const ModelConfig& c, const TensorSpec& s, Init method) {

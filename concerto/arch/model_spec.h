@@ -30,9 +30,6 @@ enum class TensorRole {
   kMtpProjection
 };
 
-// How a tensor is split over ranks by later layouts (reference 7.5).
-enum class ShardAxis { kReplicated, kColumn /* dim 0 */, kRow /* dim 1 */, kVocab /* dim 0 */ };
-
 struct TensorSpec {
   std::string name;  // as in the safetensors file
   Shape shape;       // as in the file: linear weights [out, in], correction bias [1, E]
@@ -42,7 +39,6 @@ struct TensorSpec {
   bool keep_f32 =
       false;  // router weight and correction bias: fp32 in files and in compute, whatever the dtype (reference 9)
   bool trainable = true;  // false: the correction bias, which no gradient touches
-  ShardAxis shard = ShardAxis::kReplicated;
   // Specs that follow each other with the same `fused` (>= 0) lie without a gap in the parameter store and can be
   // viewed as one matrix of their summed dim 0: q|k|v, gate|up, and (rank 3) the gate|up or the down of all experts of
   // a layer.
@@ -59,7 +55,7 @@ int64_t active_parameter_count(
 
 // FLOPs of forward + backward for one token of a sequence of `seq` tokens:
 // 6 * active parameters (router and shared experts in, embedding look-up out) + 6 * layers * seq * heads * head_dim
-// (causal).
+// (causal) + 6 * depths of multi-token prediction * vocabulary * hidden (each depth goes through the head again).
 double flops_per_token(const ModelConfig& config, int64_t seq);
 
 // Standard deviation of a tensor's initial normal distribution (reference 8); 0 for zeros; norms start at one.

@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -27,6 +29,44 @@ TEST(DType, F16RoundTripsEveryValue) {
     if (std::isnan(f)) continue;
     EXPECT_EQ(float_to_f16(f), h);
   }
+}
+
+// The nearest of all f16 values, of two equally near ones that with the even mantissa; from half way above the largest
+// on, infinity.
+uint16_t nearest_f16(float x) {
+  static const std::vector<double> values = [] {  // of the finite ones, ascending: their index is their bits
+    std::vector<double> v;
+    for (uint32_t h = 0; h < 0x7c00; ++h) v.push_back(f16_to_float(static_cast<uint16_t>(h)));
+    return v;
+  }();
+  const double size = std::abs(static_cast<double>(x));
+  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  if (size >= 65520) return sign | 0x7c00;
+  const auto above = static_cast<size_t>(std::lower_bound(values.begin(), values.end(), size) - values.begin());
+  if (above == values.size()) return static_cast<uint16_t>(sign | (above - 1));
+  if (above == 0) return sign;
+  const double up = values[above] - size, down = size - values[above - 1];
+  const size_t nearest = up < down ? above : down < up ? above - 1 : above % 2 == 0 ? above : above - 1;
+  return static_cast<uint16_t>(sign | nearest);
+}
+
+TEST(DType, F16RoundsToNearestEven) {
+  int64_t ties = 0;
+  const auto check = [&](float x) { ASSERT_EQ(float_to_f16(x), nearest_f16(x)) << fmt::format("{:a}", x); };
+  for (uint32_t h = 0; h < 0x7c00; ++h) {  // half way to the next, and just beside it
+    const double low = f16_to_float(static_cast<uint16_t>(h)),
+                 high = h == 0x7bff ? 65536 : f16_to_float(static_cast<uint16_t>(h + 1));
+    const auto middle = static_cast<float>((low + high) / 2);
+    ties += middle == (low + high) / 2;
+    for (const float x : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f)}) check(x), check(-x);
+  }
+  EXPECT_EQ(ties, 0x7c00);
+  for (uint64_t i = 0; i < 200000; ++i) {  // anywhere, of every exponent
+    const float x = std::bit_cast<float>(static_cast<uint32_t>(Rng(1, "f16").bits(i)));
+    if (!std::isnan(x)) check(x);
+  }
+  EXPECT_EQ(float_to_f16(INFINITY), 0x7c00);
+  EXPECT_TRUE(std::isnan(f16_to_float(float_to_f16(NAN))));
 }
 
 TEST(Error, SaysWhereWhatAndFix) {

@@ -44,6 +44,9 @@ int open_file(const std::string& path, int flags, std::string_view operation) {
   return fd;
 }
 
+// Without O_NONBLOCK, opening a pipe waits until somebody writes to it; on a regular file the flag does nothing.
+constexpr int kRead = O_RDONLY | O_NONBLOCK;
+
 struct Descriptor {
   int fd;
   ~Descriptor() { ::close(fd); }
@@ -61,7 +64,7 @@ int64_t regular_file_size(int fd, const std::string& path) {
 void set_io_fault_for_tests(IoFault fault) { io_fault = std::move(fault); }
 
 std::string read_text_file(const std::string& path, int64_t max_bytes) {
-  const Descriptor file{open_file(path, O_RDONLY, "open")};
+  const Descriptor file{open_file(path, kRead, "open")};
   const int64_t size = regular_file_size(file.fd, path);
   if (size > max_bytes)
     throw Error(ErrorCode::kIo, path, fmt::format("has {} bytes, at most {} were expected", size, max_bytes));
@@ -188,7 +191,7 @@ void FileWriter::finish() {
 }
 
 MappedFile::MappedFile(const std::string& path) {
-  const Descriptor file{open_file(path, O_RDONLY, "open")};
+  const Descriptor file{open_file(path, kRead, "open")};
   const int64_t size = regular_file_size(file.fd, path);
   if (size == 0) return;
   void* p = ::mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_SHARED, file.fd, 0);
@@ -212,7 +215,7 @@ MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
 
 StagedDirectory::StagedDirectory(std::string final_path) : final_(std::move(final_path)) {
   while (final_.size() > 1 && final_.ends_with('/')) final_.pop_back();
-  temporary_ = final_ + ".tmp";
+  temporary_ = final_ + ".concerto.tmp";
   remove_tree(temporary_);
   make_directories(temporary_);
 }
@@ -223,23 +226,38 @@ StagedDirectory::~StagedDirectory() {
   fs::remove_all(temporary_, ignored);
 }
 
+// For file systems that cannot exchange two folders. Returns where the old one is now.
+std::string StagedDirectory::replace_in_two_steps() {
+  const std::string old = final_ + ".old.concerto.tmp";
+  remove_tree(old);
+  rename_path(final_, old);
+  try {
+    rename_path(temporary_, final_);
+  } catch (const Error& e) {
+    try {
+      rename_path(old, final_);
+    } catch (const Error&) {
+      throw Error(ErrorCode::kIo, e.where, e.problem, fmt::format("The old folder is now {}: rename it back.", old));
+    }
+    throw;
+  }
+  return old;
+}
+
 void StagedDirectory::commit(bool replace) {
   sync_directory(temporary_);
   if (replace && path_exists(final_)) {
     // One step, so that there is no moment without a folder of that name; where the file system cannot do it, two.
-    if (faulted("rename", temporary_)) throw io_error(temporary_, "rename to " + final_);
-    if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) != 0) {
+    std::string old = temporary_;
+    if (faulted("rename", temporary_) ||
+        ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) != 0) {
       if (errno != EINVAL && errno != ENOSYS) throw io_error(temporary_, "rename to " + final_);
-      const std::string old = final_ + ".old.tmp";
-      remove_tree(old);
-      rename_path(final_, old);
-      rename_path(temporary_, final_);
-      rename_path(old, temporary_);
+      old = replace_in_two_steps();
     }
     sync_directory(parent_directory(final_));
     committed_ = true;
     std::error_code ignored;  // the new folder is in place: what stays of the old one is only waste
-    fs::remove_all(temporary_, ignored);
+    fs::remove_all(old, ignored);
     return;
   }
   // rename() would silently replace an empty folder; the caller was promised an error.

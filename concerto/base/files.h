@@ -68,8 +68,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// A folder that appears all at once: fill path() (= FINAL.tmp, emptied of what a crash left), then commit(). Not
-// committed: removed.
+// A folder that appears all at once: fill path() (= FINAL.concerto.tmp, a name that only this class gives, emptied of
+// what a crash left), then commit(). Not committed: removed.
 class StagedDirectory {
  public:
   explicit StagedDirectory(std::string final_path);
@@ -82,6 +82,8 @@ class StagedDirectory {
   void commit(bool replace = false);
 
  private:
+  std::string replace_in_two_steps();
+
   std::string final_, temporary_;
   bool committed_ = false;
 };

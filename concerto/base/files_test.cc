@@ -5,34 +5,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <vector>
+
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {
 
 class Files : public testing::Test {
  protected:
-  Files() { remove_tree(dir_), make_directories(dir_); }
-  ~Files() override {
-    set_io_fault_for_tests(nullptr);
-    remove_tree(dir_);
-  }
+  ~Files() override { set_io_fault_for_tests(nullptr); }
   std::string at(const std::string& name) const { return dir_ + "/" + name; }
-  std::string dir_ = testing::TempDir() + "concerto_files_" + std::to_string(getpid());
+  const TestFolder folder_;
+  const std::string dir_ = folder_.path();
 };
 
 template <class F>
 std::string io_failure(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, ErrorCode::kIo) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+  return error_of(ErrorCode::kIo, f);
 }
 
 TEST_F(Files, AtomicWriteReadsBackAndLeavesNoTemporary) {
@@ -83,6 +77,14 @@ TEST_F(Files, ReadingSaysWhatIsWrong) {
   EXPECT_NE(io_failure([&] { MappedFile file("/dev/zero"); }).find("not a regular file"), std::string::npos);
 }
 
+// Such a path would hang whoever opened it and waited for a writer.
+TEST_F(Files, APipeIsRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
+  EXPECT_NE(io_failure([&] { read_text_file(at("pipe")); }).find("not a regular file"), std::string::npos);
+  EXPECT_NE(io_failure([&] { MappedFile file(at("pipe")); }).find("not a regular file"), std::string::npos);
+  EXPECT_NE(io_failure([&] { copy_file_synced(at("pipe"), at("copy")); }).find("not a regular"), std::string::npos);
+}
+
 TEST_F(Files, MappedFileShowsTheBytes) {
   write_file_atomic(at("a"), "hello");
   MappedFile file(at("a"));
@@ -123,12 +125,64 @@ TEST_F(Files, StagedDirectoryReplacesOnlyWhenTold) {
   EXPECT_EQ(list_directory(dir_), std::vector<std::string>{"d"});
 }
 
+// On a file system that cannot exchange two folders (EINVAL), any rename may fail: the old folder stays or comes back.
+TEST_F(Files, StagedDirectoryReplacesInTwoStepsOrNotAtAll) {
+  const auto renames_that_fail = [&](std::vector<int> which) {
+    return [which, calls = 0](std::string_view operation, const std::string&) mutable {
+      if (operation != "rename") return 0;
+      if (++calls == 1) return EINVAL;
+      return std::find(which.begin(), which.end(), calls) == which.end() ? 0 : EIO;
+    };
+  };
+  const auto start = [&](std::vector<int> failing) {
+    set_io_fault_for_tests(nullptr);
+    for (const std::string& name : list_directory(dir_)) remove_tree(at(name));
+    make_directories(at("d"));
+    write_file_atomic(at("d/old"), "1");
+    // Not before the first file of the new folder is written: that is a rename as well.
+    return [=, this] {
+      StagedDirectory staged(at("d"));
+      write_file_atomic(staged.path() + "/new", "2");
+      set_io_fault_for_tests(renames_that_fail(failing));
+      staged.commit(true);
+    };
+  };
+  start({})();
+  EXPECT_EQ(list_directory(dir_), std::vector<std::string>{"d"});
+  EXPECT_EQ(list_directory(at("d")), std::vector<std::string>{"new"});
+  for (const int failing : {2, 3}) {
+    io_failure(start({failing}));
+    EXPECT_EQ(list_directory(dir_), std::vector<std::string>{"d"}) << failing;
+    EXPECT_EQ(list_directory(at("d")), std::vector<std::string>{"old"}) << failing;
+  }
+  const std::string message = io_failure(start({3, 4}));
+  EXPECT_NE(message.find("The old folder is now " + at("d.old.concerto.tmp")), std::string::npos) << message;
+  EXPECT_EQ(list_directory(at("d.old.concerto.tmp")), std::vector<std::string>{"old"});
+}
+
 TEST_F(Files, StagedDirectoryRemovesWhatACrashLeft) {
-  make_directories(at("d.tmp"));
-  write_file_atomic(at("d.tmp/stale"), "1");
+  make_directories(at("d.concerto.tmp"));
+  write_file_atomic(at("d.concerto.tmp/stale"), "1");
   StagedDirectory staged(at("d"));
   staged.commit();
   EXPECT_TRUE(list_directory(at("d")).empty());
+}
+
+// Folders that a user has beside the output, whatever they are called.
+TEST_F(Files, StagedDirectoryLeavesItsNeighboursAlone) {
+  const std::vector<std::string> neighbours = {"d.bak", "d.old", "d.old.tmp", "d.tmp"};
+  for (const std::string& name : neighbours) {
+    make_directories(at(name));
+    write_file_atomic(at(name + "/mine"), "1");
+  }
+  for (const bool replace : {false, true}) {
+    StagedDirectory staged(at("d"));
+    write_file_atomic(staged.path() + "/x", "1");
+    staged.commit(replace);
+  }
+  { const StagedDirectory not_committed(at("d")); }
+  for (const std::string& name : neighbours) EXPECT_EQ(read_text_file(at(name + "/mine")), "1") << name;
+  EXPECT_EQ(list_directory(dir_), (std::vector<std::string>{"d", "d.bak", "d.old", "d.old.tmp", "d.tmp"}));
 }
 
 TEST_F(Files, Names) {

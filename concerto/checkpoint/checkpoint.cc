@@ -8,6 +8,7 @@
 #include "concerto/base/json.h"
 #include "concerto/checkpoint/hf_folder.h"
 #include "concerto/checkpoint/manifest.h"
+#include "concerto/checkpoint/tensor_faults.h"
 
 namespace concerto {
 namespace {
@@ -76,13 +77,17 @@ void as_checkpoint_error(F&& f) {
   }
 }
 
-std::string fault_list(const std::vector<std::string>& faults) {
-  std::string text;
-  for (const std::string& fault : faults) text += "\n  " + fault;
-  return text;
-}
-
 }  // namespace
+
+std::string follow_latest(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
+  if (path.substr(slash == std::string::npos ? 0 : slash + 1) != "latest" || is_directory(path) || !path_exists(path))
+    return path;
+  std::string name = read_text_file(path, 256);
+  while (!name.empty() && (name.back() == '\n' || name.back() == '\r')) name.pop_back();
+  return folder + "/" + name;
+}
 
 std::string checkpoint_path(const std::string& run_dir, int64_t step) {
   return fmt::format("{}/checkpoint-{}", run_dir, step);
@@ -191,31 +196,27 @@ void CheckpointReader::verify() const {
 
 void load_checkpoint(const std::string& path, CheckpointMeta& meta, std::span<const NamedTensor> tensors) {
   const CheckpointReader reader(path);
-  std::vector<std::string> faults;
+  TensorFaults faults("the run");
   std::unordered_set<std::string_view> wanted;
   for (const NamedTensor& tensor : tensors) {
     CHECK(wanted.insert(tensor.name).second, "{} twice", tensor.name);
     const CheckpointTensor* have = reader.find(tensor.name);
     if (!have) {
       if (!reader.meta().weights_only || tensor.name.starts_with(kWeightPrefix))
-        faults.push_back("missing: " + tensor.name);
+        faults.missing(tensor.name, tensor.view.shape);
     } else if (!(have->shape == tensor.view.shape)) {
-      faults.push_back(fmt::format("wrong shape: {} is {}, the run wants {}", tensor.name, have->shape.str(),
-                                   tensor.view.shape.str()));
+      faults.wrong_shape(tensor.name, have->shape, tensor.view.shape);
     } else if (have->dtype != tensor.view.dtype) {
-      faults.push_back(fmt::format("wrong dtype: {} is {}, the run wants {}", tensor.name, dtype_name(have->dtype),
-                                   dtype_name(tensor.view.dtype)));
+      faults.wrong_dtype(tensor.name, dtype_name(have->dtype), dtype_name(tensor.view.dtype));
     } else if (have->expert != tensor.expert) {
-      faults.push_back(fmt::format("wrong expert: {} belongs to expert {}, the run wants {}", tensor.name, have->expert,
-                                   tensor.expert));
+      faults.wrong_expert(tensor.name, have->expert, tensor.expert);
     }
   }
   for (const CheckpointTensor& tensor : reader.tensors())
-    if (!wanted.contains(tensor.name)) faults.push_back("extra: " + tensor.name);
+    if (!wanted.contains(tensor.name)) faults.extra(tensor.name, tensor.shape);
   if (!faults.empty())
-    throw Error(ErrorCode::kCheckpoint, path,
-                fmt::format("does not fit this run ({} faults):{}", faults.size(), fault_list(faults)),
-                "Resume with the settings of the run that wrote it.");
+    throw Error(ErrorCode::kCheckpoint, path, faults.text("does not fit this run"),
+                "\nResume with the settings of the run that wrote it.");
   for (const NamedTensor& tensor : tensors) {
     if (reader.find(tensor.name)) {
       reader.read(tensor.name, tensor.view);

@@ -1,12 +1,13 @@
 // Checkpoints of a run: RUNDIR/checkpoint-N/ for step N, and RUNDIR/latest, a text file with the name of the newest.
 // Format: docs/checkpoint_format.md.
 //
-//   manifest.json                      what is here: step, cursor, and of every tensor its name, shape, dtype, slice,
-//   file, hash, expert id config.json                        the model, as Hugging Face writes it
+//   manifest.json                          what is here: step, cursor, and of every tensor its name, shape, dtype,
+//                                          slice, file, hash, expert id
+//   config.json                            the model, as Hugging Face writes it
 //   weights-0000I-of-0000N.safetensors     tensors "weight.<HF name>": master weights
 //   optimizer-0000I-of-0000N.safetensors   everything else: "moment1.<HF name>", "moment2.<HF name>"
 //
-// A checkpoint is written as checkpoint-N.tmp, synced and renamed: a half-written one never has a checkpoint's name.
+// A checkpoint is written as checkpoint-N.concerto.tmp, synced and renamed: a half-written one never has a checkpoint's name.
 // Every byte of it is covered by a hash, which loading checks. Tensors have global names and experts global ids,
 // whatever the layout of the ranks.
 #pragma once
@@ -64,7 +65,8 @@ struct SaveOptions {
 
 // Writes run_dir/checkpoint-<meta.step>, replacing one of the same step, then `latest`; returns its path. Streams: no
 // second copy of the tensors is made. If anything fails (full disk, I/O error): Error(kIo), the temporary folder is
-// removed, older checkpoints and `latest` are untouched, and the run can go on.
+// removed, older checkpoints and `latest` are untouched, and the run can go on. If only `latest` cannot be written, the
+// new checkpoint is whole and stays; find_latest finds it.
 std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& meta,
                             std::span<const NamedTensor> tensors, const SaveOptions& options = {});
 
@@ -94,8 +96,9 @@ class CheckpointReader {
 };
 
 // Fills every tensor and `meta`. Tensors missing, extra, or of another shape, dtype or expert id are named all at once
-// in one Error(kCheckpoint), before anything is written; a wrong hash is one too. From a weights_only checkpoint the
-// other tensors are set to zero.
+// in one Error(kCheckpoint), before anything is written. Hashes are checked as tensors are read: a wrong one is an
+// Error(kCheckpoint) too, and leaves the tensors before it filled. From a weights_only checkpoint the other tensors are
+// set to zero.
 void load_checkpoint(const std::string& path, CheckpointMeta& meta, std::span<const NamedTensor> tensors);
 
 struct CheckpointInfo {
@@ -118,6 +121,10 @@ struct LatestCheckpoint {
 // The whole checkpoint that was saved last, every hash verified. (Not simply the one of the highest step: a run may go
 // back to an older one.)
 LatestCheckpoint find_latest(const std::string& run_dir);
+
+// RUNDIR/latest is a text file with the name of a checkpoint beside it; people pass it as if it were that checkpoint.
+// Any other path comes back as it is.
+std::string follow_latest(const std::string& path);
 
 // Removes whole checkpoints but the `keep` (>= 1) saved last and, with keep_best, the one of lowest valid_loss; and
 // what a crash left half written or half removed. Damaged ones do not count and stay, for a person to look at. Returns

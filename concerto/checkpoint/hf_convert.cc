@@ -2,6 +2,8 @@
 
 #include <unordered_set>
 
+#include "concerto/checkpoint/tensor_faults.h"
+
 namespace concerto {
 
 ModelConfig checkpoint_model(const CheckpointReader& checkpoint) {
@@ -9,28 +11,23 @@ ModelConfig checkpoint_model(const CheckpointReader& checkpoint) {
 }
 
 void check_checkpoint_weights(const CheckpointReader& checkpoint, const ModelConfig& model) {
-  std::vector<std::string> faults;
+  TensorFaults faults("the model");
   std::unordered_set<std::string> known;
   for (const TensorSpec& spec : tensor_specs(model)) {
     const std::string name = std::string(kWeightPrefix) + spec.name;
     known.insert(name);
     const CheckpointTensor* tensor = checkpoint.find(name);
     if (!tensor)
-      faults.push_back("missing: " + name);
+      faults.missing(name, spec.shape);
     else if (!(tensor->shape == spec.shape))
-      faults.push_back(
-          fmt::format("wrong shape: {} is {}, the model wants {}", name, tensor->shape.str(), spec.shape.str()));
+      faults.wrong_shape(name, tensor->shape, spec.shape);
     else if (tensor->expert != spec.expert)
-      faults.push_back(
-          fmt::format("wrong expert: {} belongs to expert {}, the model wants {}", name, tensor->expert, spec.expert));
+      faults.wrong_expert(name, tensor->expert, spec.expert);
   }
   for (const CheckpointTensor& tensor : checkpoint.tensors())
-    if (tensor.name.starts_with(kWeightPrefix) && !known.contains(tensor.name))
-      faults.push_back("extra: " + tensor.name);
-  if (faults.empty()) return;
-  std::string text = fmt::format("the weights do not fit its config.json ({} faults):", faults.size());
-  for (const std::string& fault : faults) text += "\n  " + fault;
-  throw Error(ErrorCode::kCheckpoint, checkpoint.path(), text);
+    if (tensor.name.starts_with(kWeightPrefix) && !known.contains(tensor.name)) faults.extra(tensor.name, tensor.shape);
+  if (!faults.empty())
+    throw Error(ErrorCode::kCheckpoint, checkpoint.path(), faults.text("the weights do not fit its config.json"));
 }
 
 void export_checkpoint(const CheckpointReader& checkpoint, const std::string& dir, const HfExport& options) {

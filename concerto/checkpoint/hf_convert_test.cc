@@ -1,23 +1,19 @@
 #include "concerto/checkpoint/hf_convert.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 namespace concerto {
 namespace {
 
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
-
 class HfConvert : public testing::Test {
  protected:
-  HfConvert() { remove_tree(dir_), make_directories(dir_); }
-  ~HfConvert() override {
-    set_io_fault_for_tests(nullptr);
-    remove_tree(dir_);
-  }
-  std::string dir_ = testing::TempDir() + "concerto_convert_" + std::to_string(getpid());
+  ~HfConvert() override { set_io_fault_for_tests(nullptr); }
+  const TestFolder folder_;
+  const std::string dir_ = folder_.path();
 };
 
 void expect_same_tensors(const std::string& a, const std::string& b) {
@@ -56,6 +52,18 @@ TEST_F(HfConvert, ABf16FolderComesInAsF32) {
   for (const CheckpointTensor& tensor : reader.tensors()) EXPECT_EQ(tensor.dtype, DType::kF32) << tensor.name;
   export_checkpoint(reader, dir_ + "/again", {.dtype = DType::kBF16, .copy_files = {}});
   expect_same_tensors(dir_ + "/bf16/model.safetensors", dir_ + "/again/model.safetensors");
+}
+
+TEST_F(HfConvert, AFolderWithoutTokenizerNamesNone) {
+  make_directories(dir_ + "/hf");
+  for (const char* file : {"config.json", "model.safetensors"})
+    copy_file_synced(std::string("tests/golden/dense-tiny/") + file, dir_ + "/hf/" + file);
+  write_file_atomic(dir_ + "/hf/generation_config.json", "{}");
+  import_hf_folder(dir_ + "/hf", dir_ + "/a");
+  EXPECT_EQ(CheckpointReader(dir_ + "/a/checkpoint-0").meta().tokenizer, "");
+  write_file_atomic(dir_ + "/hf/tokenizer.model", "pieces");
+  import_hf_folder(dir_ + "/hf", dir_ + "/b");
+  EXPECT_EQ(CheckpointReader(dir_ + "/b/checkpoint-0").meta().tokenizer, dir_ + "/hf");
 }
 
 TEST_F(HfConvert, ImportRefusesAnExistingFolder) {

@@ -5,6 +5,8 @@
 #include <unordered_set>
 
 #include "concerto/base/json.h"
+#include "concerto/checkpoint/tensor_faults.h"
+#include "concerto/data/tokenizer_config.h"
 
 namespace concerto {
 namespace {
@@ -17,12 +19,6 @@ constexpr std::string_view kCorrectionBias = ".mlp.moe_statics.e_score_correctio
 constexpr std::string_view kCorrectionBiasInMemory = ".mlp.gate.moe_statics.e_score_correction_bias";
 constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
 
-// What the tokenizers of ERNIE 4.5 and of this project consist of.
-constexpr const char* kTokenizerFiles[] = {"tokenizer.model",         "tokenizer_config.json", "tokenizer.json",
-                                           "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
-                                           "generation_config.json"};
-
-bool is_float(DType t) { return t == DType::kF32 || t == DType::kF64 || t == DType::kBF16 || t == DType::kF16; }
 bool is_mtp(std::string_view name) { return name.starts_with("model.mtp_"); }
 
 // The file's name of a tensor under the name that specs use.
@@ -36,19 +32,6 @@ std::string canonical_name(std::string_view name) {
 // A file of the folder itself: an index must not reach outside.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string("/\0", 2)) == std::string::npos;
-}
-
-std::string faults_text(const std::vector<std::string>& faults) {
-  return fmt::format("{} fault{}", faults.size(), faults.size() == 1 ? "" : "s");
-}
-
-// One line each; of very many (another model altogether) the first.
-std::string listing(const std::vector<std::string>& lines) {
-  constexpr size_t kMostLines = 50;
-  std::string text;
-  for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i) text += "\n  " + lines[i];
-  if (lines.size() > kMostLines) text += fmt::format("\n  ... and {} more", lines.size() - kMostLines);
-  return text;
 }
 
 }  // namespace
@@ -78,24 +61,23 @@ void HfWeights::open_sharded(const std::string& index_path) {
                   "the shard of " + json_quote(name) + " is not the name of a file beside it");
     shards[file.get_ref<const std::string&>()].push_back(name);
   }
-  std::vector<std::string> faults;
+  TensorFaults faults(kIndexFile);
   for (const auto& [file, names] : shards) {
     const std::string path = dir_ + "/" + file;
     if (!path_exists(path)) {
-      faults.push_back(fmt::format("shard {} is missing ({} tensors)", file, names.size()));
+      faults.add(fmt::format("shard {} is missing ({} tensors)", file, names.size()));
       continue;
     }
     files_.emplace_back(path);
     const std::unordered_set<std::string_view> listed(names.begin(), names.end());
     for (const std::string& name : names)
-      if (!files_.back().find(name)) faults.push_back(json_quote(name) + " is listed but not in " + file);
+      if (!files_.back().find(name)) faults.add(json_quote(name) + " is listed but not in " + file);
     for (const SafetensorsEntry& entry : files_.back().entries())
       if (!listed.contains(entry.name))
-        faults.push_back(json_quote(entry.name) + " is in " + file + " but not listed for it");
+        faults.add(json_quote(entry.name) + " is in " + file + " but not listed for it");
   }
   if (!faults.empty())
-    throw Error(ErrorCode::kModel, index_path,
-                fmt::format("does not match its shards ({}):{}", faults_text(faults), listing(faults)),
+    throw Error(ErrorCode::kModel, index_path, faults.text("does not match its shards"),
                 "\nCopy or download the folder again.");
 }
 
@@ -120,28 +102,27 @@ void HfWeights::read(const std::string& name, const View& target) const {
 }
 
 std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
-  std::vector<std::string> faults, notes;
+  TensorFaults faults("the config");
+  std::vector<std::string> notes;
   const std::vector<TensorSpec> specs = tensor_specs(config);
   std::unordered_set<std::string_view> known;
   for (const TensorSpec& spec : specs) {
     known.insert(spec.name);
     const SafetensorsEntry* entry = find(spec.name);
     if (!entry)
-      faults.push_back(fmt::format("missing: {} {}", spec.name, spec.shape.str()));
+      faults.missing(spec.name, spec.shape);
     else if (!(entry->shape == spec.shape))
-      faults.push_back(
-          fmt::format("wrong shape: {} is {}, the config wants {}", spec.name, entry->shape.str(), spec.shape.str()));
+      faults.wrong_shape(spec.name, entry->shape, spec.shape);
     else if (!is_float(entry->dtype))
-      faults.push_back(fmt::format("wrong dtype: {} is {}, a float type is wanted", spec.name,
-                                   safetensors_dtype_name(entry->dtype)));
+      faults.wrong_dtype(spec.name, safetensors_dtype_name(entry->dtype), "a float type");
   }
-  std::vector<std::string> extra;
+  std::vector<std::string> extra, clashes;
   int64_t unused_mtp = 0;
   for (const auto& [name, entry] : index_) {
     const std::string canonical = canonical_name(name);
     if (known.contains(canonical)) {
       if (canonical != name && index_.contains(canonical))
-        extra.push_back(fmt::format("extra: {} is there under both of its names", canonical));
+        clashes.push_back(fmt::format("extra: {} is there under both of its names", canonical));
     } else if (is_mtp(name) && config.num_nextn_predict_layers == 0) {
       ++unused_mtp;
     } else if (name == kHead && config.tie_word_embeddings) {
@@ -151,18 +132,19 @@ std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
           std::equal(head.data, head.data + head.bytes, embedding->data))
         notes.push_back(fmt::format("{} is the same as {} and is not read (tie_word_embeddings)", kHead, kEmbedding));
       else
-        extra.push_back(fmt::format("extra: {} differs from {}, but tie_word_embeddings is true", kHead, kEmbedding));
+        clashes.push_back(fmt::format("extra: {} differs from {}, but tie_word_embeddings is true", kHead, kEmbedding));
     } else {
-      extra.push_back(fmt::format("extra: {} {}", name, entry->shape.str()));
+      extra.emplace_back(name);
     }
   }
   if (unused_mtp > 0)
     notes.push_back(fmt::format("{} tensors model.mtp_* are not read (num_nextn_predict_layers is 0)", unused_mtp));
   std::sort(extra.begin(), extra.end());  // index_ has no order
-  faults.insert(faults.end(), extra.begin(), extra.end());
+  std::sort(clashes.begin(), clashes.end());
+  for (const std::string& name : extra) faults.extra(name, index_.at(name)->shape);
+  for (std::string& line : clashes) faults.add(std::move(line));
   if (!faults.empty())
-    throw Error(ErrorCode::kModel, dir_,
-                fmt::format("the weights do not fit config.json ({}):{}", faults_text(faults), listing(faults)),
+    throw Error(ErrorCode::kModel, dir_, faults.text("the weights do not fit config.json"),
                 "\nUse the config.json that belongs to the weights, or download the folder again.");
   return notes;
 }
@@ -170,8 +152,18 @@ std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
 std::vector<std::string> tokenizer_files(const std::string& path) {
   const std::string dir = is_directory(path) ? path : parent_directory(path);
   std::vector<std::string> files;
-  for (const char* name : kTokenizerFiles)
+  const auto add = [&](const char* name) {
     if (path_exists(dir + "/" + name)) files.push_back(dir + "/" + name);
+  };
+  add("tokenizer.model");
+  for (const char* name : kTokenizerConfigFiles) add(name);
+  return files;
+}
+
+std::vector<std::string> files_beside_weights(const std::string& path) {
+  std::vector<std::string> files = tokenizer_files(path);
+  const std::string generation = (is_directory(path) ? path : parent_directory(path)) + "/generation_config.json";
+  if (path_exists(generation)) files.push_back(generation);
   return files;
 }
 

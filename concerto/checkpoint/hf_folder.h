@@ -45,9 +45,10 @@ class HfWeights {
   std::unordered_map<std::string_view, const SafetensorsEntry*> index_;
 };
 
-// The files of `path` (a folder, or a tokenizer.model whose folder is meant) that belong to a tokenizer, for copying
-// beside exported weights.
+// The files of `path` (a folder, or a tokenizer.model whose folder is meant) that belong to a tokenizer; with
+// generation_config.json, what is copied beside exported weights.
 std::vector<std::string> tokenizer_files(const std::string& path);
+std::vector<std::string> files_beside_weights(const std::string& path);
 
 struct HfExport {
   DType dtype = DType::kBF16;                    // kBF16 or kF32; router weight and correction bias are F32 always
@@ -59,8 +60,8 @@ struct HfExport {
 // A dense view of a spec's values, valid until the next call.
 using TensorSource = std::function<View(const TensorSpec& spec)>;
 
-// Writes the whole folder under DIR.tmp and renames it: it is there complete or not at all. Memory: one conversion
-// buffer.
+// Writes the whole folder under a temporary name (StagedDirectory) and renames it: it is there complete or not at all.
+// Memory: one conversion buffer.
 void write_hf_folder(const std::string& dir, const ModelConfig& config, const TensorSource& source,
                      const HfExport& options);
 

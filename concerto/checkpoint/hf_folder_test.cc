@@ -1,12 +1,14 @@
 #include "concerto/checkpoint/hf_folder.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
+#include "concerto/data/tokenizer_config.h"
 namespace concerto {
 namespace {
 
@@ -16,25 +18,12 @@ const char* const kTextCases[] = {"dense-tiny", "moe-tiny", "moe-interval2", "mo
 
 template <class F>
 std::string model_failure(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, ErrorCode::kModel) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+  return error_of(ErrorCode::kModel, f);
 }
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 class HfFolder : public testing::Test {
  protected:
-  HfFolder() { remove_tree(dir_), make_directories(dir_); }
-  ~HfFolder() override {
-    set_io_fault_for_tests(nullptr);
-    remove_tree(dir_);
-  }
+  ~HfFolder() override { set_io_fault_for_tests(nullptr); }
 
   struct Tensor {
     Shape shape;
@@ -72,7 +61,8 @@ class HfFolder : public testing::Test {
     return dir_;
   }
 
-  std::string dir_ = testing::TempDir() + "concerto_hf_" + std::to_string(getpid());
+  const TestFolder folder_;
+  const std::string dir_ = folder_.path();
 };
 
 // Copies every tensor of the golden folder through write_hf_folder.
@@ -288,6 +278,15 @@ TEST_F(HfFolder, TokenizerFilesAreCopied) {
   EXPECT_EQ(read_text_file(out + "/tokenizer.model"), "pieces");
 }
 
+// Of the tokenizer's files, those that Tokenizer::load reads; how to generate is no part of it.
+TEST_F(HfFolder, GenerationConfigMakesNoTokenizer) {
+  write_file_atomic(dir_ + "/generation_config.json", "{}");
+  EXPECT_TRUE(tokenizer_files(dir_).empty());
+  EXPECT_EQ(files_beside_weights(dir_), (std::vector<std::string>{dir_ + "/generation_config.json"}));
+  for (const char* name : kTokenizerConfigFiles) write_file_atomic(dir_ + "/" + name, "{}");
+  EXPECT_EQ(tokenizer_files(dir_).size(), std::size(kTokenizerConfigFiles));
+}
+
 TEST_F(HfFolder, ExportIsAllOrNothing) {
   const std::string out = dir_ + "/out";
   int calls = 0;
@@ -303,7 +302,7 @@ TEST_F(HfFolder, ExportIsAllOrNothing) {
     set_io_fault_for_tests([&](std::string_view, const std::string&) { return ++calls == fail ? ENOSPC : 0; });
     EXPECT_THROW(rewrite("tests/golden/dense-tiny", out, {.dtype = DType::kBF16, .copy_files = {}}), Error) << fail;
     set_io_fault_for_tests(nullptr);
-    EXPECT_FALSE(path_exists(out + ".tmp")) << fail;
+    EXPECT_FALSE(path_exists(out + ".concerto.tmp")) << fail;
     EXPECT_FALSE(path_exists(out)) << fail;
   }
 }

@@ -8,14 +8,15 @@
 #include <string>
 
 #include "concerto/base/files.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {
 
 class RunLockTest : public testing::Test {
  protected:
-  ~RunLockTest() override { remove_tree(dir_); }
-  std::string dir_ = testing::TempDir() + "concerto_lock_" + std::to_string(getpid());
+  const TestFolder folder_;
+  const std::string dir_ = folder_ / "run";
 };
 
 TEST_F(RunLockTest, ASecondHolderIsRefusedByTheNumberOfTheFirst) {

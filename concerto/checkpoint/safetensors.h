@@ -71,6 +71,7 @@ void copy_tensor(const SafetensorsEntry& entry, const View& target, Hash64* hash
 // The same conversions between any two dense buffers of n elements; `source` may be unaligned.
 void convert_elements(const void* source, DType from, void* target, DType to, int64_t n);
 bool can_convert(DType from, DType to);
+inline bool is_float(DType t) { return t == DType::kF32 || t == DType::kF64 || t == DType::kBF16 || t == DType::kF16; }
 
 struct TensorInfo {
   std::string name;

@@ -17,8 +17,6 @@ struct f16 {
   uint16_t bits;
 };
 
-bool is_float(DType t) { return t == DType::kF32 || t == DType::kF64 || t == DType::kBF16 || t == DType::kF16; }
-
 template <class T>
 T load(const char* p) {
   T value;

@@ -1,13 +1,13 @@
 #include "concerto/checkpoint/safetensors.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "concerto/base/test_folder.h"
 namespace concerto {
 namespace {
 
@@ -117,12 +117,9 @@ TEST(Safetensors, EachFaultIsNamed) {
 
 class SafetensorsFiles : public testing::Test {
  protected:
-  SafetensorsFiles() { remove_tree(dir_), make_directories(dir_); }
-  ~SafetensorsFiles() override {
-    set_io_fault_for_tests(nullptr);
-    remove_tree(dir_);
-  }
-  std::string dir_ = testing::TempDir() + "concerto_safetensors_" + std::to_string(getpid());
+  ~SafetensorsFiles() override { set_io_fault_for_tests(nullptr); }
+  const TestFolder folder_;
+  const std::string dir_ = folder_.path();
   std::string path_ = dir_ + "/m.safetensors";
 };
 

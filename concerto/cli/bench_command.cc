@@ -4,12 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "concerto/arch/model_spec.h"
+#include "concerto/base/clock.h"
 #include "concerto/base/rng.h"
 #include "concerto/cli/backends.h"
 #include "concerto/cli/bench_moe.h"
@@ -22,13 +22,12 @@ namespace concerto {
 namespace {
 
 struct BenchArguments {
-  std::string model, data, dtype = "bf16", backend = "cpu", recompute = "none", schedule = "1f1b", rival;
+  std::string model, data, dtype = "bf16", backend = "cpu", schedule = "1f1b", rival;
   int64_t batch = 8, seq = 1024, steps = 4, seed = 1;
+  Recompute recompute = Recompute::kNone;
   int threads = 0;
   bool json = false;
 };
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Fresh random tokens every step, one document a row.
 void random_batch(const ModelConfig& m, const BenchArguments& a, int64_t step, MicroBatch& b) {
@@ -65,9 +64,7 @@ RunConfig bench_config(const BenchArguments& a) {
   c.training.seq_length = a.seq;
   c.training.steps = a.steps;
   c.training.dtype = a.dtype;
-  c.parallel.recompute = a.recompute == "full"        ? Recompute::kFull
-                         : a.recompute == "selective" ? Recompute::kSelective
-                                                      : Recompute::kNone;
+  c.parallel.recompute = a.recompute;
   c.parallel.schedule = a.schedule;
   if (!a.data.empty()) c.data.train = {{a.data, 1.0}};
   c.backend = a.backend;
@@ -119,9 +116,9 @@ void run_bench_step(const BenchArguments& a) {
     else
       random_batch(m, a, step, batches[0]);
     profile = {};
-    const double start = now();
+    const double start = steady_seconds();
     engine.step(step, batches, nullptr, report, why);
-    const double seconds = now() - start;
+    const double seconds = steady_seconds() - start;
     const bool better = best == 0 || seconds < best;
     if (better) {
       best = seconds;
@@ -187,7 +184,7 @@ void add_bench_command(CLI::App& app) {
   CLI::App* c = bench->add_subcommand("step", "a training step on random weights and tokens");
   c->add_option("--model", a->model, "folder with a config.json")->required();
   c->add_option("--data", a->data,
-                "prefix of a .bin/.idx pair: the tokens, and so the losses, of `train` at this seed and shape");
+                "prefix of a .bin/.idx pair: tokens and losses of a `train` of as many steps, else at its defaults");
   c->add_option("--batch", a->batch, "sequences")->check(whole_number(1, kMostTokens))->capture_default_str();
   c->add_option("--seq", a->seq, "tokens a sequence")->check(whole_number(1, kMostTokens))->capture_default_str();
   c->add_option("--steps", a->steps, "the best of these counts")
@@ -195,9 +192,7 @@ void add_bench_command(CLI::App& app) {
       ->capture_default_str();
   c->add_option("--dtype", a->dtype, "bf16 | f32")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
-  c->add_option("--recompute", a->recompute, "none | selective | full")
-      ->check(CLI::IsMember({"none", "selective", "full"}))
-      ->capture_default_str();
+  add_recompute_option(*c, a->recompute);
   c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")
       ->check(CLI::IsMember({"1f1b", "zero_bubble"}))
       ->capture_default_str();

@@ -2,12 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "concerto/base/clock.h"
 #include "concerto/base/rng.h"
 #include "concerto/cli/backends.h"
 #include "concerto/cli/option_checks.h"
@@ -15,11 +15,10 @@
 #include "concerto/ops/cpu/isa.h"
 #include "concerto/ops/cpu/onednn_linear.h"
 #include "concerto/ops/linear.h"
+#include "concerto/train/metrics.h"
 
 namespace concerto {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void set_element(View v, int64_t i, float x) {
   if (v.dtype == DType::kBF16)
@@ -93,8 +92,7 @@ class MoeLayer {
   void set_profile(OpProfile* profile) { ctx_.ops.profile = profile; }
   double max_over_mean() const {
     const auto* counts = router_.counts.as<const int64_t>();
-    return static_cast<double>(*std::max_element(counts, counts + case_.experts)) * static_cast<double>(case_.experts) /
-           static_cast<double>(case_.tokens * case_.top_k);
+    return concerto::max_over_mean({counts, static_cast<size_t>(case_.experts)});
   }
 
  private:
@@ -164,11 +162,12 @@ class ProductPeak {
                                  .y = View(y_.data(), {m, n}, dtype_)};
         const Context ctx{.backend = onednn ? &onednn_ : &own_, .pool = &pool_, .scratch = &scratch_};
         const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-        const double until = now() + share;
-        for (int i = 0; i < 2 || now() < until; ++i) {
-          const double t = now();
+        const double until = steady_seconds() + share;
+        for (int i = 0; i < 2 || steady_seconds() < until; ++i) {
+          const double t = steady_seconds();
           linear_forward(ctx, args);
-          if (const double rate = flops / (now() - t); rate > best_) best_ = rate, by_ = onednn ? "onednn" : "own";
+          if (const double rate = flops / (steady_seconds() - t); rate > best_)
+            best_ = rate, by_ = onednn ? "onednn" : "own";
         }
       }
   }
@@ -269,12 +268,12 @@ MoeFigures run_moe_case(const MoeCase& c, const Backend& backend, ThreadPool& po
   layer.run();  // memory is touched, tables are made
   OpProfile profile;
   layer.set_profile(&profile);
-  const double until = now() + seconds;
-  for (int i = 0; i < 3 || now() < until; ++i) {
+  const double until = steady_seconds() + seconds;
+  for (int i = 0; i < 3 || steady_seconds() < until; ++i) {
     profile = {};
-    const double start = now();
+    const double start = steady_seconds();
     layer.run();
-    const double took = now() - start;
+    const double took = steady_seconds() - start;
     if (i > 0 && took >= f.seconds) continue;
     f.seconds = took;
     f.profile = profile;

@@ -26,17 +26,6 @@ struct Options {
 
 enum class Kind { kFile, kModel, kCheckpoint, kRun };
 
-// RUNDIR/latest is a text file with the name of a checkpoint beside it; people pass it as if it were that checkpoint.
-std::string follow_latest(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
-  if (path.substr(slash == std::string::npos ? 0 : slash + 1) != "latest" || is_directory(path) || !path_exists(path))
-    return path;
-  std::string name = read_text_file(path, 256);
-  while (!name.empty() && (name.back() == '\n' || name.back() == '\r')) name.pop_back();
-  return folder + "/" + name;
-}
-
 Kind kind_of(const std::string& path) {
   if (!path_exists(path)) throw Error(ErrorCode::kIo, path, "there is no such file or folder", "Check the path.");
   if (!is_directory(path)) return Kind::kFile;
@@ -276,8 +265,9 @@ void export_command(const Options& options) {
   request.dtype = options.dtype == "bf16" ? DType::kBF16 : DType::kF32;
   request.max_shard_bytes = options.shard_bytes;
   const std::string tokenizer = options.tokenizer.empty() ? reader.meta().tokenizer : options.tokenizer;
-  if (!tokenizer.empty()) request.copy_files = tokenizer_files(tokenizer);
-  if (request.copy_files.empty()) {
+  if (!tokenizer.empty()) request.copy_files = files_beside_weights(tokenizer);
+  const size_t tokenizer_parts = tokenizer.empty() ? 0 : tokenizer_files(tokenizer).size();
+  if (tokenizer_parts == 0) {
     const std::string what =
         tokenizer.empty() ? "the checkpoint names no tokenizer" : "no tokenizer files in " + tokenizer;
     if (!options.tokenizer.empty()) throw Error(ErrorCode::kUsage, "--tokenizer", what);
@@ -289,10 +279,10 @@ void export_command(const Options& options) {
            {"step", reader.meta().step},
            {"output", options.output},
            {"dtype", options.dtype},
-           {"tokenizer_files", request.copy_files.size()}});
+           {"tokenizer_files", tokenizer_parts}});
   else
     fmt::print("{}: step {} as {}, {} tokenizer files\n", options.output, reader.meta().step, options.dtype,
-               request.copy_files.size());
+               tokenizer_parts);
 }
 
 void import_command(const Options& options) {

@@ -1,21 +1,20 @@
 #include "concerto/cli/checkpoint_command.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/checkpoint/hf_convert.h"
 
 namespace concerto {
 namespace {
 
 using nlohmann::json;
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 // Runs `concerto checkpoint ARGUMENTS...` and returns what it printed.
 std::string run(std::vector<std::string> arguments) {
@@ -41,22 +40,13 @@ std::vector<json> lines(const std::string& text) {
 }
 
 std::string failure(ErrorCode code, const std::vector<std::string>& arguments) {
-  try {
-    run(arguments);
-  } catch (const Error& e) {
-    EXPECT_EQ(error_code_name(e.code), std::string(error_code_name(code))) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+  return error_of(code, [&] { run(arguments); });
 }
 
 class CheckpointCommand : public testing::Test {
  protected:
-  CheckpointCommand() { remove_tree(dir_), make_directories(dir_); }
-  ~CheckpointCommand() override { remove_tree(dir_); }
-  std::string at(const std::string& name) const { return dir_ + "/" + name; }
-  std::string dir_ = testing::TempDir() + "concerto_checkpoint_command_" + std::to_string(getpid());
+  std::string at(const std::string& name) const { return folder_ / name; }
+  const TestFolder folder_;
 };
 
 TEST_F(CheckpointCommand, LatestOfARunStandsForItsCheckpoint) {
@@ -98,7 +88,7 @@ TEST_F(CheckpointCommand, ImportsInspectsVerifiesAndExports) {
     EXPECT_EQ(lines(run({"verify", path, "--json"})).at(0)["ok"], true);
 
   write_file_atomic(at("tokenizer.model"), "pieces");
-  run({"export", at("run"), "--output", at("f32"), "--dtype", "f32", "--tokenizer", dir_});
+  run({"export", at("run"), "--output", at("f32"), "--dtype", "f32", "--tokenizer", folder_.path()});
   EXPECT_EQ(list_directory(at("f32")),
             (std::vector<std::string>{"config.json", "model.safetensors", "tokenizer.model"}));
   EXPECT_HAS(run({"verify", at("f32")}), "OK ");
@@ -122,7 +112,7 @@ TEST_F(CheckpointCommand, VerifyFindsDamage) {
   EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"verify", at("run")}), "checkpoint-0: ");
   EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"export", at("run"), "--output", at("x")}), "no whole checkpoint");
   EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"export", at("run/checkpoint-0"), "--output", at("x")}), "is damaged");
-  EXPECT_FALSE(path_exists(at("x")) || path_exists(at("x.tmp")));
+  EXPECT_FALSE(path_exists(at("x")) || path_exists(at("x.concerto.tmp")));
   remove_tree(at("run/checkpoint-0/config.json"));
   EXPECT_HAS(run({"inspect", at("run")}), "DAMAGED");
 }
@@ -137,11 +127,11 @@ TEST_F(CheckpointCommand, VerifyFindsValuesThatAreNoNumbers) {
 
 TEST_F(CheckpointCommand, SaysWhatIsNoModel) {
   EXPECT_HAS(failure(ErrorCode::kIo, {"inspect", at("none")}), "no such file");
-  EXPECT_HAS(failure(ErrorCode::kUsage, {"inspect", dir_}), "neither a model folder");
-  EXPECT_THROW(run({"export", dir_}), CLI::ParseError);
-  EXPECT_THROW(run({"export", dir_, "--output", at("x"), "--dtype", "f64"}), CLI::ParseError);
-  EXPECT_THROW(run({"export", dir_, "--output", at("x"), "--shard-bytes", "0"}), CLI::ParseError);
-  EXPECT_THROW(run({"reshard", dir_}), CLI::ParseError);
+  EXPECT_HAS(failure(ErrorCode::kUsage, {"inspect", folder_.path()}), "neither a model folder");
+  EXPECT_THROW(run({"export", folder_.path()}), CLI::ParseError);
+  EXPECT_THROW(run({"export", folder_.path(), "--output", at("x"), "--dtype", "f64"}), CLI::ParseError);
+  EXPECT_THROW(run({"export", folder_.path(), "--output", at("x"), "--shard-bytes", "0"}), CLI::ParseError);
+  EXPECT_THROW(run({"reshard", folder_.path()}), CLI::ParseError);
 }
 
 }  // namespace

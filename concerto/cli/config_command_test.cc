@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
 
 #include "concerto/base/error.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/cli/overrides.h"
 
 namespace concerto {
@@ -59,12 +59,8 @@ std::string run(std::vector<std::string> arguments) {
 
 class ConfigCommand : public testing::Test {
  protected:
-  void SetUp() override {
-    path_ = testing::TempDir() + "config_command_test.yaml";
-    std::ofstream(path_) << "model: {num_hidden_layers: 2}\ntraining: {steps: 5}\n";
-  }
-  void TearDown() override { std::remove(path_.c_str()); }
-  std::string path_;
+  const TestFolder folder_;
+  const std::string path_ = folder_.write("run.yaml", "model: {num_hidden_layers: 2}\ntraining: {steps: 5}\n");
 };
 
 TEST_F(ConfigCommand, ChecksAndShows) {

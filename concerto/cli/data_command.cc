@@ -135,14 +135,9 @@ void inspect(const Options& options) {
   if (!options.tokenizer.empty()) tokenizer.emplace(Tokenizer::load(options.tokenizer));
   const int64_t vocab_size = tokenizer ? tokenizer->vocab_size() : INT32_MAX;
   data.check_vocabulary(vocab_size);
-  int64_t trained = data.tokens(), longest = 0;
-  if (data.has_mask()) trained = 0;
-  for (int64_t d = 0; d < data.documents(); ++d) {
-    const int64_t count = data.document_tokens(d);
-    longest = std::max(longest, count);
-    if (data.has_mask())
-      for (int64_t t = 0; t < count; ++t) trained += data.mask(d)[t] != 0;
-  }
+  const int64_t trained = data.has_mask() ? data.check_mask() : data.tokens();
+  int64_t longest = 0;
+  for (int64_t d = 0; d < data.documents(); ++d) longest = std::max(longest, data.document_tokens(d));
   const auto counts = length_histogram(data);
   const auto document = [&](int64_t d) {
     std::vector<int32_t> ids(static_cast<size_t>(std::min<int64_t>(data.document_tokens(d), 256)));

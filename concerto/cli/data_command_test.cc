@@ -1,7 +1,6 @@
 #include "concerto/cli/data_command.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {
@@ -18,15 +18,11 @@ namespace fs = std::filesystem;
 class DataCommand : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / fmt::format("concerto_data_command_{}", ::getpid());
-    fs::create_directories(folder_);
     std::ofstream text(path("text.txt"));
     for (int i = 0; i < 60; ++i) text << "a line of English number " << i * 7 << "\n一行中文，第" << i << "行\n\n";
   }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  void write(const std::string& name, const std::string& content) const { std::ofstream(path(name)) << content; }
+  std::string path(const std::string& name) const { return folder_ / name; }
+  void write(const std::string& name, const std::string& content) const { folder_.write(name, content); }
 
   // What the command prints.
   static std::string run(std::vector<std::string> arguments) {
@@ -56,7 +52,7 @@ class DataCommand : public testing::Test {
     run({"tokenizer", "train", "--input", path("text.txt"), "--vocab-size", "400", "--output", path("model")});
   }
 
-  fs::path folder_;
+  const TestFolder folder_;
 };
 
 TEST_F(DataCommand, TrainsATokenizerThatEncodesAndDecodes) {

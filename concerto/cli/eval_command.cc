@@ -48,7 +48,15 @@ RunConfig config_of_folder(const EvalArguments& a) {
 // The weights of a run: the named checkpoint, else its latest, else the folder it starts from.
 std::unique_ptr<ParameterStore> load_weights(const RunConfig& c, const std::string& checkpoint, std::string& from) {
   const ModelConfig& m = c.model.config;
-  from = !checkpoint.empty() ? checkpoint : c.run.dir.empty() ? "" : find_latest(c.run.dir).path;
+  from = follow_latest(checkpoint);
+  if (from.empty() && !c.run.dir.empty()) {
+    const LatestCheckpoint latest = find_latest(c.run.dir);
+    for (const std::string& line : latest.skipped) fmt::print(stderr, "passed over {}\n", line);
+    if (latest.path.empty() && !latest.skipped.empty())
+      throw Error(ErrorCode::kCheckpoint, c.run.dir, "no checkpoint of it is whole: " + latest.skipped[0],
+                  "Give another --checkpoint, or --model.");
+    from = latest.path;
+  }
   const DType compute = compute_dtype(c.training.dtype);
   if (from.empty()) {
     if (c.model.init != InitFrom::kPretrained)
@@ -69,7 +77,24 @@ std::unique_ptr<ParameterStore> load_weights(const RunConfig& c, const std::stri
   return store;
 }
 
-void run_eval(const EvalArguments& a, const std::vector<std::string>& rest) {
+// With a CONFIG these are settings: an option that did nothing would mislead.
+void refuse_model_options(const CLI::App& command) {
+  for (const auto& [option, setting] : {std::pair{"--seq-length", "--training.seq_length"},
+                                        {"--micro-batch-size", "--training.micro_batch_size"},
+                                        {"--max-batches", "--training.eval_batches"},
+                                        {"--dtype", "--training.dtype"},
+                                        {"--backend", "--backend"}}) {
+    const CLI::Option* o = command.get_option(option);
+    if (o->count() == 0) continue;
+    const std::string value = o->as<std::string>();
+    throw Error(ErrorCode::kUsage, option, "goes with --model; a CONFIG has a setting for it",
+                option == std::string(setting) ? fmt::format("Set `backend: {}` in the config.", value)
+                                               : fmt::format("Say {}={} instead.", setting, value));
+  }
+}
+
+void run_eval(const EvalArguments& a, const CLI::App& command) {
+  const std::vector<std::string> rest = command.remaining();
   if (a.config.empty() == a.model.empty())
     throw Error(ErrorCode::kUsage, "eval", "wants a CONFIG or --model DIR, one of them",
                 "For example: concerto eval examples/quickstart.yaml");
@@ -78,6 +103,7 @@ void run_eval(const EvalArguments& a, const std::vector<std::string>& rest) {
                 "Give the prefix of a .bin/.idx pair, as in --data data/quickstart/valid.");
   if (!a.model.empty() && !rest.empty())
     throw Error(ErrorCode::kUsage, rest[0], "--model takes no settings of a config", "Run `concerto eval --help`.");
+  if (a.model.empty()) refuse_model_options(command);
   RunConfig c = a.model.empty() ? load_run_config(a.config, parse_overrides(rest)) : config_of_folder(a);
   if (!a.data.empty()) c.data.valid = {{a.data, 1.0}};
   if (c.data.valid.empty()) throw Error(ErrorCode::kConfig, "data.valid", "is empty", "Set it, or give --data PREFIX.");
@@ -151,7 +177,7 @@ void add_eval_command(CLI::App& app) {
   c->add_option("--backend", a->backend, "with --model: cpu | ref")->capture_default_str();
   c->add_flag("--json", a->json, "print one JSON object");
   c->allow_extras();
-  c->callback([a, c] { run_eval(*a, c->remaining()); });
+  c->callback([a, c] { run_eval(*a, *c); });
 }
 
 }  // namespace concerto

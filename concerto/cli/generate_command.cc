@@ -1,10 +1,10 @@
 #include "concerto/cli/generate_command.h"
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "concerto/base/clock.h"
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/cli/backends.h"
 #include "concerto/cli/model_folder.h"
@@ -20,8 +20,6 @@ struct GenerateArguments {
   int threads = 0;
   bool chat = false, json = false;
 };
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void run_generate(GenerateArguments& a) {
   const std::string dir = model_folder(a.model);
@@ -51,14 +49,14 @@ void run_generate(GenerateArguments& a) {
   constexpr int64_t kPromptChunk = 512;
   InferenceSession session(stage, *store, backend_by_name(a.backend), pool, capacity, kPromptChunk);
   if (!a.json && !a.chat) fmt::print("{}", a.prompt);
-  const double start = now();
+  const double start = steady_seconds();
   const Generated g =
       generate_text(session, tokenizer, prompt, tokenizer.eos_id(), a.options, [&](std::string_view text) {
         if (a.json) return;
         fmt::print("{}", text);
         std::fflush(stdout);
       });
-  const double seconds = now() - start;
+  const double seconds = steady_seconds() - start;
   if (a.json)
     fmt::print("{}\n", nlohmann::json{{"prompt", a.prompt},
                                       {"text", g.text},

@@ -10,44 +10,18 @@
 #include "concerto/infer/session.h"
 #include "concerto/optim/lr_schedule.h"
 #include "concerto/optim/optimizer.h"
+#include "concerto/tensor/values.h"
 #include "concerto/train/executor.h"
 
 namespace concerto {
 namespace {
-
-std::vector<double> doubles(View v) {
-  std::vector<double> out;
-  out.reserve(static_cast<size_t>(v.elements()));
-  for (int64_t r = 0; r < v.rows(); ++r) {
-    const View row = v.rows_range(r, 1);
-    for (int64_t c = 0; c < v.cols(); ++c) {
-      switch (v.dtype) {
-        case DType::kF32:
-          out.push_back(row.as<float>()[c]);
-          break;
-        case DType::kF64:
-          out.push_back(row.as<double>()[c]);
-          break;
-        case DType::kBF16:
-          out.push_back(static_cast<float>(row.as<bf16>()[c]));
-          break;
-        case DType::kI32:
-          out.push_back(row.as<int32_t>()[c]);
-          break;
-        default:
-          CHECK(false, "{}", dtype_name(v.dtype));
-      }
-    }
-  }
-  return out;
-}
 
 // Keeps everything that the segments show; micro-batches follow each other.
 class Recorder final : public Observer {
  public:
   bool wants_logits() const override { return true; }
   void record(const std::string& name, View value) override {
-    std::vector<double> v = doubles(value);
+    std::vector<double> v = to_doubles(value);
     auto& all = values[name];
     all.insert(all.end(), v.begin(), v.end());
     cols[name] = value.cols();
@@ -80,7 +54,7 @@ void compare_router(GoldenCase& golden, const Recorder& got, const std::string& 
   golden.compare(p + "probs", probs, rows);
   std::vector<double> scores = probs, combine(probs.size(), 0.0);
   const int bias = store.find("model.layers." + std::to_string(layer) + ".mlp.moe_statics.e_score_correction_bias");
-  const std::vector<double> b = doubles(store.master(bias));
+  const std::vector<double> b = to_doubles(store.master(bias));
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t e = 0; e < experts; ++e) scores[static_cast<size_t>(t * experts + e)] += b[static_cast<size_t>(e)];
     for (int64_t j = 0; j < k; ++j) {
@@ -149,7 +123,7 @@ void forward_backward(GoldenCase& golden, const GoldenOptions& options, const Mo
     compare_if(golden, fmt::format("mtp_loss.{}", m), out.loss(m + 1));
   for (int i = 0; i < t.store->size(); ++i) {
     const std::string name = "grad." + t.store->specs()[static_cast<size_t>(i)].name;
-    if (golden.has(name)) golden.compare(name, doubles(t.store->gradient(i)));
+    if (golden.has(name)) golden.compare(name, to_doubles(t.store->gradient(i)));
   }
   compare_if(golden, "grad_norm", Optimizer(*t.store, golden.optimizer()).gradient_norm(t.executor.ops()));
 }
@@ -161,7 +135,7 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
   const OptimizerSection settings = golden.optimizer();
   const Optimizer optimizer(*t.store, settings);
   std::vector<std::vector<double>> start;
-  for (int i = 0; i < t.store->size(); ++i) start.push_back(doubles(t.store->master(i)));
+  for (int i = 0; i < t.store->size(); ++i) start.push_back(to_doubles(t.store->master(i)));
 
   std::vector<double> loss, ce, aux, norms;
   StepOutput out;
@@ -183,7 +157,7 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
       if (golden.has(std::string(prefix) + name)) golden.compare(std::string(prefix) + name, *values);
   for (int i = 0; i < t.store->size(); ++i) {
     const std::string& name = t.store->specs()[static_cast<size_t>(i)].name;
-    const std::vector<double> end = doubles(t.store->master(i));
+    const std::vector<double> end = to_doubles(t.store->master(i));
     if (golden.has("final." + name)) golden.compare("final." + name, end);
     double sum = 0;
     for (size_t j = 0; j < end.size(); ++j) sum += std::pow(end[j] - start[static_cast<size_t>(i)][j], 2);
@@ -212,7 +186,7 @@ void greedy_text(GoldenCase& golden, const GoldenOptions& options, const ModelCo
   std::vector<double> ids, logits;
   View next = session.extend(prompt);
   for (int64_t i = 0; i < steps; ++i) {
-    const std::vector<double> values = doubles(next);
+    const std::vector<double> values = to_doubles(next);
     logits.insert(logits.end(), values.begin(), values.end());
     const int32_t id = greedy.choose(next, session.length());
     ids.push_back(id);

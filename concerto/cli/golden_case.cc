@@ -141,6 +141,24 @@ std::vector<int64_t> GoldenCase::slice(const std::string& name, int64_t step, in
   return out;
 }
 
+// [tokens, S] 1 where the documents of the micro-batches let a token see position j of its row.
+static std::vector<double> attention_mask(const GoldenBatch& batch, int64_t cols) {
+  std::vector<double> allowed(batch.rows.size() * static_cast<size_t>(cols), 0.0);
+  size_t first = 0;  // token of the batch that a micro-batch begins with
+  for (const MicroBatch& m : batch.micro_batches) {
+    for (size_t d = 0; d + 1 < m.doc_offsets.size(); ++d)
+      for (int32_t i = m.doc_offsets[d]; i < m.doc_offsets[d + 1]; ++i)
+        for (int32_t j = m.doc_offsets[d]; j <= i; ++j) {
+          const size_t token = first + static_cast<size_t>(i);
+          const int64_t seen = batch.rows[first + static_cast<size_t>(j)];
+          if (seen / cols == batch.rows[token] / cols)
+            allowed[token * static_cast<size_t>(cols) + static_cast<size_t>(seen % cols)] = 1;
+        }
+    first += static_cast<size_t>(m.tokens());
+  }
+  return allowed;
+}
+
 GoldenBatch GoldenCase::batch(const std::string& p, int64_t step, int64_t micro_batches, const ModelConfig& config) {
   const Shape ids_shape = shape(p + "input_ids");
   if (ids_shape.rank() < 2 || ids_shape.elements() == 0)
@@ -162,18 +180,9 @@ GoldenBatch GoldenCase::batch(const std::string& p, int64_t step, int64_t micro_
   if (has(p + "target_ids")) {
     compare_values(p + "target_ids", std::vector<double>(targets.begin(), targets.end()), values(p + "target_ids"));
   }
-  if (has(p + "attn_allowed")) {  // block-diagonal causal, as doc_ids say
-    std::vector<double> allowed;
-    for (int64_t b = 0; b < rows; ++b)
-      for (int64_t i = 0; i < cols; ++i)
-        for (int64_t j = 0; j < cols; ++j)
-          allowed.push_back(j <= i &&
-                            docs[static_cast<size_t>(b * cols + i)] == docs[static_cast<size_t>(b * cols + j)]);
-    compare_values(p + "attn_allowed", allowed, values(p + "attn_allowed"));
-  }
 
   GoldenBatch out;
-  const int64_t per = micro_batches > 1 ? 1 : rows;
+  const int64_t per = (rows + micro_batches - 1) / micro_batches;
   for (int64_t b = 0; b < rows; ++b) {
     if (b % per == 0) {
       out.micro_batches.emplace_back();
@@ -199,6 +208,7 @@ GoldenBatch GoldenCase::batch(const std::string& p, int64_t step, int64_t micro_
     m.row_offsets.push_back(static_cast<int32_t>(m.tokens()));
   }
   for (MicroBatch& m : out.micro_batches) add_mtp_arrays(m, config);
+  if (has(p + "attn_allowed")) compare(p + "attn_allowed", attention_mask(out, cols), out.rows);
   return out;
 }
 

@@ -9,8 +9,8 @@
 
 #include "concerto/base/error.h"
 #include "concerto/base/files.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/load_file.h"
-#include "concerto/train/test_folder.h"
 #include "concerto/train/test_png.h"
 
 namespace concerto {

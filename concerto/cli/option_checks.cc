@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <string>
 
 #include "concerto/base/error.h"
@@ -49,6 +50,14 @@ CLI::Validator path_to_write() {
 
 CLI::Validator folder_to_write() {
   return CLI::Validator([](std::string& text) { return std::string(text.empty() ? "an empty name" : ""); }, "");
+}
+
+void add_recompute_option(CLI::App& command, Recompute& value) {
+  const std::map<std::string, Recompute> names = {
+      {"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}};
+  command.add_option("--recompute", value, "none | selective | full")
+      ->transform(CLI::CheckedTransformer(names))
+      ->default_str("none");
 }
 
 void check_micro_batch(const std::string& option, const ModelConfig& model, int64_t rows, int64_t seq_length) {

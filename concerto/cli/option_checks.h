@@ -16,6 +16,8 @@ CLI::Validator whole_number(int64_t low, int64_t high);  // low <= x <= high, in
 CLI::Validator number(double low, double high);          // finite, low <= x <= high
 CLI::Validator path_to_write();                          // names something: neither empty nor ending in '/'
 CLI::Validator folder_to_write();                        // not empty
+// --recompute: none | selective | full.
+void add_recompute_option(CLI::App& command, Recompute& value);
 // Error(kUsage) where a micro-batch of `rows` sequences has more tokens than the kernels can number.
 void check_micro_batch(const std::string& option, const ModelConfig& model, int64_t rows, int64_t seq_length);
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {
@@ -87,8 +88,8 @@ TEST(Program, JsonErrorsAreObjects) {
 // People name a run, a checkpoint or a data folder where a model is wanted.
 TEST(Program, SaysHowToGetAModelFolder) {
   namespace fs = std::filesystem;
-  const fs::path dir = fs::temp_directory_path() / fmt::format("concerto_program_{}", ::getpid());
-  fs::remove_all(dir);
+  const TestFolder folder;
+  const fs::path dir = folder.path();
   fs::create_directories(dir / "run/checkpoint-3");
   std::ofstream(dir / "run/checkpoint-3/manifest.json") << "{}";
   std::ofstream(dir / "run/checkpoint-3/config.json") << "{}";
@@ -105,7 +106,6 @@ TEST(Program, SaysHowToGetAModelFolder) {
       EXPECT_NE(o.error.find(text), std::string::npos) << o.error;
     }
   }
-  fs::remove_all(dir);
 }
 
 TEST(Program, AClosedStreamDoesNotGiveItsNumberToAFile) {

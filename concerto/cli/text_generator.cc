@@ -62,7 +62,7 @@ std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const ModelConfig
                                    bool chat) {
   if (chat) {
     const ChatMessage message{"user", prompt};
-    return tokenizer.encode(tokenizer.render_chat({&message, 1}));
+    return tokenizer.encode_chat({&message, 1});
   }
   std::vector<int32_t> ids = tokenizer.encode(prompt);
   const int64_t bos = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : config.bos_token_id;

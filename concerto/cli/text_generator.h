@@ -28,7 +28,8 @@ Generated generate_text(InferenceSession& session, const Tokenizer& tokenizer, s
                         int32_t eos_id, const GenerateOptions& options,
                         const std::function<void(std::string_view)>& emit);
 
-// bos and the prompt's tokens; never empty.
+// The prompt's tokens, or bos for an empty prompt; with `chat` those of the prompt as a user's message in the
+// tokenizer's template. Never empty: Error(kUsage) where there is no bos either.
 std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const ModelConfig& config, const std::string& prompt,
                                    bool chat);
 

@@ -14,8 +14,9 @@ namespace concerto {
 namespace {
 
 struct VerifyArguments {
-  std::string model, golden, backend = "cpu", schedule = "1f1b", recompute = "none";
+  std::string model, golden, backend = "cpu", schedule = "1f1b";
   int64_t micro_batches = 1;
+  Recompute recompute = Recompute::kNone;
   int threads = 0;
   bool json = false, all = false;
 };
@@ -52,9 +53,7 @@ void run_verify(const VerifyArguments& a) {
   options.model_dir = a.model.empty() ? a.golden : a.model;
   options.golden_dir = a.golden;
   options.schedule = a.schedule;
-  options.recompute = a.recompute == "full"        ? Recompute::kFull
-                      : a.recompute == "selective" ? Recompute::kSelective
-                                                   : Recompute::kNone;
+  options.recompute = a.recompute;
   options.micro_batches = a.micro_batches;
   const GoldenReport report = verify_golden(options, backend_by_name(a.backend), pool);
   if (a.json)
@@ -80,11 +79,10 @@ void add_verify_command(CLI::App& app) {
   c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")
       ->check(CLI::IsMember({"1f1b", "zero_bubble"}))
       ->capture_default_str();
-  c->add_option("--recompute", a->recompute, "none | selective | full")
-      ->check(CLI::IsMember({"none", "selective", "full"}))
-      ->capture_default_str();
-  c->add_option("--micro-batches", a->micro_batches, "1, or 2: one a row (without aux loss the numbers are the same)")
-      ->check(whole_number(1, 2))
+  add_recompute_option(*c, a->recompute);
+  c->add_option("--micro-batches", a->micro_batches,
+                "the rows in so many micro-batches (without aux loss the numbers are the same)")
+      ->check(whole_number(1, kMostTokens))
       ->capture_default_str();
   c->add_option("--threads", a->threads, "compute threads (default: OMP_NUM_THREADS, else all processors)")
       ->check(whole_number(0, kMostThreads));

@@ -188,8 +188,11 @@ std::string config_markdown() {
       "is refused.\n\n| key | accepted | else |\n|---|---|---|\n";
   for (const LimitedKey& key : limited_model_keys())
     text += fmt::format("| `{}` | {} | {} |\n", key.name, cell(key.accepted), cell(key.reason));
-  text += "\nRead and ignored, because they do not change what the model computes: " +
-          join(ignored_model_keys(), "`", "`") + ".\n";
+  text +=
+      "\nRead and ignored, because they do not change what the model computes: " +
+      join(ignored_model_keys(), "`", "`") +
+      ".\n\nOf these, the `model` section of a run file refuses what a run sets elsewhere: `dtype`, `torch_dtype`, " +
+      join(layout_model_keys(), "`", "`") + ".\n";
 
   text += "\n## Names of other systems without an equal here\n\n| name | what to do |\n|---|---|\n";
   for (const ForeignName& foreign : foreign_names())

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "concerto/config/config_test_support.h"
+#include "concerto/base/test_errors.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/run_config.h"
 #include "concerto/config/run_fields.h"

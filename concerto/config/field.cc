@@ -115,6 +115,10 @@ bool read_source(const Value& value, DataSource& source, Problem& problem) {
     FieldInfo path, weight;
     weight.low = 0, weight.high = 1e12, weight.has_range = weight.low_open = true;
     for (const ValueEntry& entry : value.entries) {
+      if (value.find(entry.key) != &entry.value)
+        return problem = {fmt::format("{} is given twice in a source", describe(quoted(entry.key))),
+                          "Remove one of them"},
+               false;
       if (entry.key == "path") {
         if (!assign_string(path, &source.path, entry.value, problem))
           return problem.what = "path: " + problem.what, false;

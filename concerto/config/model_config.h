@@ -9,6 +9,8 @@
 
 namespace concerto {
 
+constexpr int64_t kMostMtpLayers = 8;  // num_nextn_predict_layers; released models have 1
+
 enum class ModelType { kErnie45, kErnie45Moe };
 enum class MtpHidden { kPreNorm, kPostNorm };  // which main hidden state an MTP block reads (reference 5.4)
 enum class MtpPositions { kMain, kShifted };   // positions 0.. or shifted by depth + 1

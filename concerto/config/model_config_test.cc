@@ -2,14 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include "concerto/config/config_test_support.h"
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/config/model_fields.h"
 
 namespace concerto {
 namespace {
 
 ModelConfig load(const std::string& json) {
-  const TempFolder folder;
+  const TestFolder folder;
   return load_model_config(folder.write("config.json", json));
 }
 std::string fault_of(const std::string& json) {
@@ -137,10 +138,14 @@ TEST(LoadModelConfig, RefusesTheImpossible) {
   EXPECT_TRUE(has(moe(R"("vocab_size": 0)"), "out of range"));
   EXPECT_TRUE(has(moe(R"("vocab_size": 1e30)"), "expected a whole number"));
   EXPECT_TRUE(has(moe(R"("use_bias": 1)"), "expected true or false"));
+  const auto with_mtp = [](int64_t n) { return fmt::format(R"("num_nextn_predict_layers": {})", n); };
+  EXPECT_TRUE(has(moe(with_mtp(kMostMtpLayers + 1)), "num_nextn_predict_layers: 9 is out of range"));
+  EXPECT_EQ(load(R"({"model_type": "ernie4_5_moe", )" + with_mtp(kMostMtpLayers) + "}").num_nextn_predict_layers, 8);
   EXPECT_TRUE(has(moe(R"("num_hidden_layers": 65536, "moe_num_experts": 65536)"),
                   "65536 experts in 65536 layers are more than 4194304"));
   EXPECT_TRUE(has(moe(R"("hidden_size": 16777216, "num_attention_heads": 16, "num_hidden_layers": 1000)"),
                   "the model would have "));
+  EXPECT_TRUE(has(moe(R"("moe_norm_min": 0)"), "moe_norm_min: 0 is out of range"));
   EXPECT_TRUE(has(moe(R"("moe_k": 2, "num_experts_per_tok": 3)"), "given twice, also as moe_k"));
   EXPECT_EQ(
       load(R"({"model_type": "ernie4_5_moe", "rope_theta": 7, "rope_parameters": {"rope_theta": 7.0}})").rope_theta, 7);
@@ -151,6 +156,18 @@ TEST(LoadModelConfig, RefusesTheImpossible) {
   EXPECT_TRUE(has(fault_of("{"), "JSON syntax: "));
   EXPECT_FALSE(has(fault_of("{"), "json.exception"));
   EXPECT_TRUE(has(error_of(ErrorCode::kModel, [] { load_model_config("no/such/folder"); }), "no such file"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kModel, [] { load_model_config("/dev/null"); }), "is not a regular file"));
+}
+
+// Each size that only the product of others bounds: the head width that the others give, the projection of MTP.
+TEST(LoadModelConfig, RefusesMoreParametersThanCanBeCounted) {
+  const std::string small =
+      R"({"model_type": "ernie4_5_moe", "vocab_size": 8, "intermediate_size": 1, "moe_num_experts": 0, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16777216, )";
+  EXPECT_TRUE(has(fault_of(small + R"("num_hidden_layers": 2048})"), "the model would have 2.3e+18 parameters"));
+  EXPECT_TRUE(has(fault_of(small + R"("num_hidden_layers": 2048, "head_dim": null})"), "the model would have 2.3e+18"));
+  EXPECT_TRUE(has(fault_of(small + R"("num_hidden_layers": 1, "head_dim": 2, "num_nextn_predict_layers": 1})"),
+                  "the model would have 5.6e+14"));
+  EXPECT_EQ(load(small + R"("num_hidden_layers": 1, "head_dim": 2})").head_dim, 2);
 }
 
 TEST(LoadModelConfig, ReportsAllAtOnceWithTheNearestName) {

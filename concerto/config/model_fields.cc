@@ -142,7 +142,7 @@ void moe_fields(std::vector<F>& f) {
   f.push_back(F(
                   "model", "moe_norm_min", [](ModelConfig& c) -> Slot { return &c.moe_norm_min; },
                   "least sum that the chosen weights are divided by")
-                  .range(0, 1)
+                  .above(0, 1)
                   .of_moe());
   f.push_back(F(
                   "model", "router_aux_loss_coef", [](ModelConfig& c) -> Slot { return &c.router_aux_loss_coef; },
@@ -161,7 +161,7 @@ void mtp_fields(std::vector<F>& f) {
                   "model", "num_nextn_predict_layers",
                   [](ModelConfig& c) -> Slot { return &c.num_nextn_predict_layers; },
                   "blocks of multi-token prediction; 0: none")
-                  .range(0, 64)
+                  .range(0, kMostMtpLayers)
                   .also({"mtp_num_layers"}));
   f.push_back(F(
                   "model", "mtp_loss_scaling_factor", [](ModelConfig& c) -> Slot { return &c.mtp_loss_scaling_factor; },
@@ -218,14 +218,17 @@ constexpr double kMostParameters = 0x1p48;
 
 int64_t layers(const ModelConfig& c) { return c.num_hidden_layers + c.num_nextn_predict_layers; }
 
-// From above: as if each layer had both a dense MLP and experts.
+// Rules are asked before head_dim is resolved.
+int64_t head_width(const ModelConfig& c) { return c.head_dim > 0 ? c.head_dim : c.hidden_size / c.num_attention_heads; }
+
+// The matrices, from above: as if each layer had both a dense MLP and experts.
 double parameters(const ModelConfig& c) {
   const auto real = [](int64_t x) { return static_cast<double>(x); };
-  const double heads =
-      real(2 * c.num_attention_heads + 2 * c.num_key_value_heads) * real(std::max<int64_t>(c.head_dim, 1));
+  const double heads = real(2 * c.num_attention_heads + 2 * c.num_key_value_heads) * real(head_width(c));
   const double experts = real(c.moe_num_experts + c.moe_num_shared_experts) * real(c.moe_intermediate_size);
   const double mlp = 3 * (real(c.intermediate_size) + experts);
-  return real(c.hidden_size) * (real(layers(c)) * (heads + mlp) + 2 * real(c.vocab_size));
+  const double mtp = real(c.num_nextn_predict_layers) * 2 * real(c.hidden_size);  // mtp_linear_proj
+  return real(c.hidden_size) * (real(layers(c)) * (heads + mlp) + mtp + 2 * real(c.vocab_size));
 }
 
 }  // namespace
@@ -255,12 +258,10 @@ const std::vector<Rule<ModelConfig>>& model_rules() {
       {{"head_dim", "num_attention_heads", "hidden_size"},
        "head_dim is even",
        [](const ModelConfig& c) {
-         const bool derived = c.head_dim == 0 && c.hidden_size % c.num_attention_heads == 0;
-         return (derived ? c.hidden_size / c.num_attention_heads : c.head_dim) % 2 == 0;
+         const bool divides = c.hidden_size % c.num_attention_heads == 0;  // else another rule says so
+         return (c.head_dim == 0 && !divides) || head_width(c) % 2 == 0;
        },
-       [](const ModelConfig& c) {
-         return fmt::format("head_dim = {} is odd", c.head_dim ? c.head_dim : c.hidden_size / c.num_attention_heads);
-       },
+       [](const ModelConfig& c) { return fmt::format("head_dim = {} is odd", head_width(c)); },
        "Rotary embedding turns pairs: choose an even number"},
       {{"moe_k", "moe_num_experts"},
        "moe_k <= moe_num_experts, if there are experts",
@@ -383,6 +384,14 @@ const std::vector<std::string>& ignored_model_keys() {
       "sinkhorn_temp",
       "weight_share_add_bias",
       "enable_mtp_magic_send",
+  };
+  return keys;
+}
+
+const std::vector<std::string>& layout_model_keys() {
+  static const std::vector<std::string> keys = {
+      "tensor_parallel_output", "tensor_parallel_degree",  "sequence_parallel", "use_recompute", "recompute",
+      "recompute_granularity",  "recompute_use_reentrant", "pp_seg_method",
   };
   return keys;
 }

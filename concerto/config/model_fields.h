@@ -15,6 +15,9 @@ const std::vector<Rule<ModelConfig>>& model_rules();
 // Keys that Hugging Face and Baidu's tools write and that do not change what the model computes.
 const std::vector<std::string>& ignored_model_keys();
 
+// Those of them that lay a training run out. In the `model` section of a run file they are refused.
+const std::vector<std::string>& layout_model_keys();
+
 // Keys of features that are not built: accepted where their value means "off" or what this version does, else refused
 // with the reason.
 struct LimitedKey {

@@ -5,21 +5,34 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "concerto/base/files.h"
 #include "concerto/config/model_fields.h"
+#include "concerto/config/run_fields.h"
 
 namespace concerto {
 namespace {
-
-constexpr uintmax_t kMaxFileBytes = 4 << 20;
 
 const Field<ModelConfig>* find_field(const std::string& name) {
   for (const Field<ModelConfig>& field : model_fields())
     if (field.name == name || std::find(field.aliases.begin(), field.aliases.end(), name) != field.aliases.end())
       return &field;
   return nullptr;
+}
+
+// What to write instead of a key that decides nothing in a config.json, but would seem to in a run file. "" if the key
+// is none of these.
+std::string advice_for_run_file(const std::string& name) {
+  if (name == "dtype" || name == "torch_dtype") return "Set training.dtype";
+  for (const Field<RunConfig>& field : run_fields())
+    if (std::find(field.aliases.begin(), field.aliases.end(), name) != field.aliases.end())
+      return fmt::format("Set {}", field.key());
+  for (const ForeignName& foreign : foreign_names())
+    if (foreign.name == name) return foreign.advice;
+  const auto& layout = layout_model_keys();
+  if (std::find(layout.begin(), layout.end(), name) != layout.end())
+    return "Remove it: the layout of a run stands in the section `parallel`";
+  return "";
 }
 
 class Resolver {
@@ -98,8 +111,9 @@ class Resolver {
               fmt::format("Accepted: {}", limited.accepted));
       return;
     }
-    if (s.key != s.name && (s.name == "dtype" || s.name == "torch_dtype"))
-      return fault(s, "does not decide the compute type of a run", "Set training.dtype");
+    if (s.key != s.name)  // written in a run file or on the command line
+      if (const std::string advice = advice_for_run_file(s.name); !advice.empty())
+        return fault(s, "is no setting of a model and would decide nothing here", advice);
     const auto& ignored = ignored_model_keys();
     if (std::find(ignored.begin(), ignored.end(), s.name) != ignored.end()) return;
     std::vector<std::string> names;
@@ -263,17 +277,17 @@ void read_model_file(const std::string& path, std::vector<ModelSetting>& setting
   namespace fs = std::filesystem;
   std::error_code ec;
   const std::string file = fs::is_directory(path, ec) ? (fs::path(path) / "config.json").string() : path;
-  // Only regular files: a pipe or a device could block for ever.
-  if (!fs::is_regular_file(file, ec))
+  if (!fs::exists(file, ec))
     return faults.add({file, 0, "", "no such file", "Give a Hugging Face model folder or its config.json"});
-  const uintmax_t bytes = fs::file_size(file, ec);
-  if (ec || bytes > kMaxFileBytes) return faults.add({file, 0, "", "too large for a config.json", ""});
-  std::ifstream in(file, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in) return faults.add({file, 0, "", "cannot be read", "Check its permissions"});
+  std::string text;
+  try {
+    text = read_text_file(file, kMaxSettingsBytes);
+  } catch (const Error& e) {
+    return faults.add({file, 0, "", e.problem, e.fix});
+  }
   Value root;
   SyntaxFault syntax;
-  if (!parse_json(text, root, syntax)) return faults.add({file, syntax.line, "", syntax.what, ""});
+  if (!parse_json_settings(text, root, syntax)) return faults.add({file, syntax.line, "", syntax.what, ""});
   if (root.kind != Value::Kind::kMap)
     return faults.add({file, 0, "", fmt::format("expected an object, got {}", describe(root)), ""});
   if (!root.find("model_type")) faults.add({file, 0, "model_type", "missing", "Set it to ernie4_5 or ernie4_5_moe"});

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 
+#include "concerto/base/files.h"
 #include "concerto/config/faults.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/model_reader.h"
@@ -15,8 +13,6 @@
 
 namespace concerto {
 namespace {
-
-constexpr uintmax_t kMaxFileBytes = 4 << 20;
 
 using RunField = Field<RunConfig>;
 
@@ -38,6 +34,11 @@ bool is_section(const std::string& name) {
 
 bool has_alias(const RunField& field, const std::string& name) {
   return std::find(field.aliases.begin(), field.aliases.end(), name) != field.aliases.end();
+}
+
+bool is_model_alias(const std::string& name) {
+  const std::string field = model_field_name(name);
+  return !field.empty() && field != name;
 }
 
 // By its own name in its section; by an alias in its section or at the top level.
@@ -110,7 +111,7 @@ class Loader {
 
   void apply(const Setting& s) {
     const RunField* field = find_field(s.section, s.name);
-    if (!field && s.section == "model") return apply_model(s);
+    if (!field && (s.section == "model" || (s.section.empty() && is_model_alias(s.name)))) return apply_model(s);
     if (!field) return unknown(s);
     const std::string key = field->key();
     const auto place = places_.find(key);
@@ -132,7 +133,7 @@ class Loader {
   }
 
   void apply_model(const Setting& s) {
-    ModelSetting m{s.name, s.value, s.file, s.line, s.key()};
+    ModelSetting m{s.name, s.value, s.file, s.line, "model." + s.name};
     if (s.from_command_line()) {
       SyntaxFault syntax;
       if (!parse_yaml(s.text, m.value, syntax)) return fault(s, syntax.what, "");
@@ -238,15 +239,13 @@ RunConfig parse_run_config(const std::string& text, const std::string& file_name
 }
 
 RunConfig load_run_config(const std::string& path, const Overrides& overrides) {
-  namespace fs = std::filesystem;
-  std::error_code ec;
-  if (!fs::is_regular_file(path, ec))
-    throw Error(ErrorCode::kConfig, path, fs::exists(path, ec) ? "is not a file" : "no such file",
-                "Give a YAML or JSON config");
-  if (fs::file_size(path, ec) > kMaxFileBytes || ec) throw Error(ErrorCode::kConfig, path, "too large for a config");
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in) throw Error(ErrorCode::kConfig, path, "cannot be read", "Check its permissions");
+  if (!path_exists(path)) throw Error(ErrorCode::kConfig, path, "no such file", "Give a YAML or JSON config");
+  std::string text;
+  try {
+    text = read_text_file(path, kMaxSettingsBytes);
+  } catch (const Error& e) {
+    throw Error(ErrorCode::kConfig, path, e.problem, e.fix);
+  }
   return parse_run_config(text, path, overrides);
 }
 

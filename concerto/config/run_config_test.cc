@@ -4,7 +4,8 @@
 
 #include <random>
 
-#include "concerto/config/config_test_support.h"
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/run_fields.h"
 
@@ -96,6 +97,8 @@ TEST(ParseRunConfig, EachKindOfFault) {
   EXPECT_TRUE(has(one_fault("data: {train: [{path: a, wieght: 1}]}\n"), "\"wieght\" is unknown in a source"));
   EXPECT_TRUE(has(one_fault("data: {train: [{path: a, weight: 0}]}\n"), "weight: 0 is out of range"));
   EXPECT_TRUE(has(one_fault("data: {train: [{path: [a]}]}\n"), "path: expected text"));
+  EXPECT_TRUE(has(one_fault("data: {train: [{path: a, path: b}]}\n"), "\"path\" is given twice in a source"));
+  EXPECT_TRUE(has(one_fault("data: {train: {path: a, weight: 1, weight: 1}}\n"), "\"weight\" is given twice"));
   EXPECT_TRUE(has(one_fault("data: {train: [{weight: 2}]}\n"), "a source without a path"));
   EXPECT_TRUE(has(one_fault("data: {train: [[a]]}\n"), "expected a path or {path: ..., weight: ...}, got a list"));
   EXPECT_TRUE(has(one_fault("monitor: {trace_steps: 3}\n"), "expected a list of whole numbers, got 3"));
@@ -138,7 +141,7 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
   EXPECT_TRUE(has(one_fault("backend: cuda\n"), "cuda is planned, not built yet. Use cpu or ref"));
   EXPECT_TRUE(
       has(fault_of("model: {hidden_size: 64, num_attention_heads: 4, init: pretrained}\n"), "model.path is not given"));
-  const TempFolder folder;
+  const TestFolder folder;
   folder.write("config.json", R"({"model_type": "ernie4_5"})");
   EXPECT_TRUE(has(fault_of(fmt::format("model: {{path: \"{}\", init: pretrained}}\n", folder.path())),
                   "holds no .safetensors file"));
@@ -147,7 +150,7 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
 }
 
 TEST(ParseRunConfig, AllAtOnce) {
-  const TempFolder folder;
+  const TestFolder folder;
   const std::string path = folder.write("config.json", R"({"model_type": "ernie4_5_moe", "moe_k": 100})");
   const std::string text = fault_of(
       fmt::format("model: {{path: \"{}\", hiden_size: 3}}\ntraining:\n  stps: 3\n  dtype: f16\nbackend: cuda\n", path),
@@ -201,6 +204,48 @@ TEST(ParseRunConfig, EveryAliasMeansItsField) {
       EXPECT_EQ(run_config_yaml(parse(std::string(kModel), {{field.section + "." + alias, text}})), expected) << alias;
     }
   }
+}
+
+TEST(ParseRunConfig, EveryAliasOfAModelFieldMeansItsField) {
+  for (const Field<ModelConfig>& field : model_fields())
+    for (const std::string& alias : field.aliases) {
+      ModelConfig initial;
+      initial.head_dim = 128;
+      initial.num_key_value_heads = initial.num_attention_heads;
+      const std::string text = print_json(read(field.slot(initial))), model = "model: {vocab_size: 512}\n";
+      const std::string expected = run_config_yaml(parse(model, {{field.key(), text}}));
+      EXPECT_EQ(run_config_yaml(parse(fmt::format("{}{}: {}\n", model, alias, text))), expected) << alias;
+      EXPECT_EQ(run_config_yaml(parse(fmt::format("model: {{vocab_size: 512, {}: {}}}\n", alias, text))), expected)
+          << alias;
+      EXPECT_EQ(run_config_yaml(parse(model, {{alias, text}})), expected) << alias;
+      EXPECT_EQ(run_config_yaml(parse(model, {{"model." + alias, text}})), expected) << alias;
+    }
+  const std::string model = kModel;
+  EXPECT_EQ(fault_of(model + "num_experts: x\n"), "run.yaml:2: model.num_experts: expected a whole number, got x");
+  EXPECT_TRUE(has(fault_of(model + "num_layers: 3\n"), "given twice, also as model.num_hidden_layers"));
+}
+
+// What is ignored in a config.json must not look as if it did something in a run file.
+TEST(ParseRunConfig, KeysOfARunAreRefusedAmongModelFields) {
+  const auto fault = [](const std::string& key) { return fault_of(fmt::format("model: {{moe_k: 2, {}: 1}}\n", key)); };
+  for (const Field<RunConfig>& field : run_fields())
+    for (const std::string& alias : field.aliases)
+      if (field.section != "model") {
+        EXPECT_TRUE(has(fault(alias), fmt::format("model.{}: is no setting of a model and would decide nothing here. "
+                                                  "Set {}",
+                                                  alias, field.key())))
+            << alias;
+      }
+  for (const ForeignName& foreign : foreign_names()) EXPECT_TRUE(has(fault(foreign.name), foreign.advice));
+  for (const std::string& key : layout_model_keys()) {
+    EXPECT_TRUE(has(fault(key), "is no setting of a model")) << key;
+    const auto& ignored = ignored_model_keys();
+    EXPECT_NE(std::find(ignored.begin(), ignored.end(), key), ignored.end()) << key;
+  }
+  EXPECT_TRUE(has(fault("recompute_granularity"), "Set parallel.recompute"));
+  EXPECT_TRUE(has(fault("sequence_parallel"), "Remove it: the layout of a run stands in the section `parallel`"));
+  EXPECT_TRUE(has(fault_of(kModel, {{"model.use_recompute", "true"}}), "Set parallel.recompute to none"));
+  EXPECT_EQ(parse("model: {moe_k: 2, use_cache: true, transformers_version: 5}\n").model.config.moe_k, 2);
 }
 
 TEST(ParseRunConfig, Overrides) {
@@ -311,13 +356,14 @@ TEST(CheckTrainable, NamesAllThatIsMissing) {
 }
 
 TEST(LoadRunConfig, ReadsFiles) {
-  const TempFolder folder;
+  const TestFolder folder;
   EXPECT_EQ(load_run_config(folder.write("a.yaml", kModel), {{"training.steps", "3"}}).training.steps, 3);
   EXPECT_TRUE(
       has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path() + "/none.yaml", {}); }), "no such file"));
-  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path(), {}); }), "is not a file"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(folder.path(), {}); }), "is not a regular file"));
   const std::string big = folder.write("big.yaml", std::string(5 << 20, '#'));
-  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(big, {}); }), "too large"));
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { load_run_config(big, {}); }),
+                  "big.yaml: has 5242880 bytes, at most 4194304 were expected"));
 }
 
 // Broken text gives a config or an Error, nothing else.

@@ -320,7 +320,9 @@ void output(std::vector<F>& f) {
                   .also({"save_total_limit"}));
   f.push_back(F(
       "checkpoint", "keep_best", [](RunConfig& c) -> Slot { return &c.checkpoint.keep_best; },
-      "the checkpoint with the lowest validation loss stays too"));
+      "the checkpoint with the lowest validation loss stays too, and is saved when it is found (unless checkpoints are "
+      "saved "
+      "at the end only)"));
   f.push_back(F(
       "checkpoint", "export_model", [](RunConfig& c) -> Slot { return &c.checkpoint.export_model; },
       "leave a Hugging Face folder in the run folder at the end"));

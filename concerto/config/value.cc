@@ -19,7 +19,7 @@ namespace {
 // A settings file is a few levels deep. Anchors can make a small YAML file unfold without end, so both are bounded.
 constexpr size_t kMaxDepth = 8;
 constexpr int kMaxNodes = 100000;
-constexpr size_t kMaxBytes = 4 << 20;
+constexpr size_t kMaxBytes = kMaxSettingsBytes;
 
 // Builds a Value from the parser's events. The parser is driven by hand because YAML::Load drops what follows the first
 // document without a word, and YAML::LoadAll never ends on some broken texts.
@@ -138,10 +138,6 @@ int line_of_byte(const std::string& text, size_t byte) {
   return 1 + static_cast<int>(std::count(text.begin(), text.begin() + std::min(byte, text.size()), '\n'));
 }
 
-std::string quote(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 // Flow style: JSON, which is also YAML.
 void print_flow(const Value& value, std::string& out) {
   switch (value.kind) {
@@ -152,7 +148,7 @@ void print_flow(const Value& value, std::string& out) {
       out += value.text;
       break;
     case Value::Kind::kQuoted:
-      out += quote(value.text);
+      out += json_quote(value.text);
       break;
     case Value::Kind::kList:
       out += '[';
@@ -166,7 +162,7 @@ void print_flow(const Value& value, std::string& out) {
       out += '{';
       for (size_t i = 0; i < value.entries.size(); ++i) {
         if (i) out += ", ";
-        out += quote(value.entries[i].key) + ": ";
+        out += json_quote(value.entries[i].key) + ": ";
         print_flow(value.entries[i].value, out);
       }
       out += '}';
@@ -203,7 +199,7 @@ std::string describe(const Value& value) {
     case Value::Kind::kPlain:
       return cut(value.text);
     case Value::Kind::kQuoted:
-      return quote(cut(value.text));
+      return json_quote(cut(value.text));
     case Value::Kind::kList:
       return "a list";
     case Value::Kind::kMap:
@@ -233,14 +229,16 @@ bool parse_yaml(const std::string& text, Value& value, SyntaxFault& fault) {
   return false;
 }
 
-bool parse_json(const std::string& text, Value& value, SyntaxFault& fault) {
+bool parse_json_settings(const std::string& text, Value& value, SyntaxFault& fault) {
   try {
     if (text.size() > kMaxBytes) throw SyntaxFault{0, fmt::format("{} bytes are too many for settings", text.size())};
-    std::set<std::string> seen;
-    const auto refuse_repeats = [&seen](int depth, nlohmann::ordered_json::parse_event_t event,
+    std::vector<std::set<std::string>> seen;  // in the objects that are open, outermost first
+    const auto refuse_repeats = [&seen](int, nlohmann::ordered_json::parse_event_t event,
                                         nlohmann::ordered_json& parsed) {
-      if (event == nlohmann::ordered_json::parse_event_t::key && depth == 1 &&
-          !seen.insert(parsed.get<std::string>()).second)
+      using Event = nlohmann::ordered_json::parse_event_t;
+      if (event == Event::object_start) seen.emplace_back();
+      if (event == Event::object_end) seen.pop_back();
+      if (event == Event::key && !seen.back().insert(parsed.get<std::string>()).second)
         throw SyntaxFault{0, fmt::format("key {} is given twice", describe(quoted(parsed.get<std::string>())))};
       return true;
     };

@@ -2,6 +2,7 @@
 // text, because only the field knows what they should be.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,11 @@ struct SyntaxFault {
   std::string what;
 };
 
+constexpr int64_t kMaxSettingsBytes = 4 << 20;  // of a settings file
+
 // Both return true and fill `value`, or return false and fill `fault`. They throw nothing on bad text.
 bool parse_yaml(const std::string& text, Value& value, SyntaxFault& fault);
-bool parse_json(const std::string& text, Value& value, SyntaxFault& fault);
+bool parse_json_settings(const std::string& text, Value& value, SyntaxFault& fault);
 
 Value scalar(std::string text);            // kPlain
 Value quoted(std::string text);            // kQuoted

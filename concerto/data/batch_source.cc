@@ -12,18 +12,11 @@
 namespace concerto {
 namespace {
 
-// Up to this many tokens all ids are checked at the start; in larger files as they are read.
+// Up to this many tokens all ids and loss masks are checked at the start; in larger files as they are read.
 constexpr int64_t kCheckAtStart = int64_t{1} << 25;
 // Fine-tuning records are packed this many at a time (as ERNIEKit does), so that a row's records stand near each other
 // in the order.
 constexpr int64_t kPackWindow = 500;
-
-bool any_trained(const IndexedDataset& data) {
-  for (int64_t d = 0; d < data.documents(); ++d)
-    for (int64_t t = 0; t < data.document_tokens(d); ++t)
-      if (data.mask(d)[t]) return true;
-  return false;
-}
 
 }  // namespace
 
@@ -55,7 +48,7 @@ struct BatchSource::Row {
     trained.resize(at + count, 1);
     segments.resize(at + count, segment);
     data.read(document, begin, count, options.vocab_size, ids.data() + at);
-    if (data.has_mask()) std::copy_n(data.mask(document) + begin, count, trained.begin() + static_cast<int64_t>(at));
+    if (data.has_mask()) data.read_mask(document, begin, count, trained.data() + at);
   }
   // Whether token `to` continues the text that token `from` belongs to.
   bool joined(int64_t from, int64_t to) const {
@@ -222,10 +215,12 @@ BatchSource::BatchSource(const BatchSourceOptions& options) : options_(options) 
                   "Split the file");
     if (data.tokens() == 0)
       throw Error(ErrorCode::kData, source.path, "holds no tokens", "Pack some text: concerto data pack");
-    if (data.has_mask() && !any_trained(data))
+    const bool check_now = data.tokens() <= kCheckAtStart;
+    if (check_now && data.has_mask()) data.check_mask();
+    if (data.has_mask() && !data.any_trained())
       throw Error(ErrorCode::kData, source.path + ".lsm", "no token is to be learnt: the mask is zero everywhere",
                   "Pack the conversations again, some answers with label 1");
-    if (data.tokens() <= kCheckAtStart) data.check_vocabulary(options_.vocab_size);
+    if (check_now) data.check_vocabulary(options_.vocab_size);
     SourceInfo info{.path = source.path, .documents = data.documents(), .tokens = data.tokens()};
     if (data.has_mask()) {
       auto records = std::make_unique<RecordSource>(std::move(data), options_, number);

@@ -1,9 +1,11 @@
 #include "concerto/data/batch_source.h"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <set>
 
+#include "concerto/base/allocation_guard.h"
 #include "concerto/base/rng.h"
 #include "concerto/data/test_data.h"
 
@@ -69,7 +71,7 @@ bool same(const MicroBatch& a, const MicroBatch& b) {
 // Any seed, length and shape: after the first e epochs' tokens of the stream every token was seen exactly e times.
 TEST(BatchSource, LosesAndRepeatsNothingInAnEpoch) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
-    const TemporaryFolder folder;
+    const TestFolder folder;
     const Documents documents = unique_documents(seed, 5 + seed * 7, 3 + seed * 5);
     write_documents(folder / "a", documents, 60000);
     auto options = options_for({{folder / "a", 1}}, 4 + static_cast<int64_t>(seed) * 3);
@@ -94,7 +96,7 @@ TEST(BatchSource, LosesAndRepeatsNothingInAnEpoch) {
 }
 
 TEST(BatchSource, TargetsAreTheNextTokenOfTheSameDocument) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const Documents documents = unique_documents(3, 40, 30);
   write_documents(folder / "a", documents, 60000);
   std::map<int32_t, int32_t> next;
@@ -129,7 +131,7 @@ TEST(BatchSource, TargetsAreTheNextTokenOfTheSameDocument) {
 }
 
 TEST(BatchSource, WithoutDocumentMaskRowsAreOneTextAndTargetsCrossBorders) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{10, 11, kEos}, {20, kEos}}, 60000);
   auto options = options_for({{folder / "a", 1}}, 4);
   options.document_mask = false;
@@ -146,7 +148,7 @@ TEST(BatchSource, WithoutDocumentMaskRowsAreOneTextAndTargetsCrossBorders) {
 }
 
 TEST(BatchSource, ADocumentCutByARowStartsAnewInTheNext) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{10, 11, 12, 13, 14, kEos}}, 60000);
   BatchSource source(options_for({{folder / "a", 1}}, 4));
   std::vector<MicroBatch> out;
@@ -161,7 +163,7 @@ TEST(BatchSource, ADocumentCutByARowStartsAnewInTheNext) {
 
 // A run that stops and goes on sees what one that never stopped sees.
 TEST(BatchSource, AnySampleIsAFunctionOfItsNumber) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", unique_documents(1, 30, 20), 60000);
   write_documents(folder / "b", unique_documents(2, 20, 9, 5000), 60000);
   const Documents records = unique_documents(3, 25, 12, 9000);
@@ -190,7 +192,7 @@ TEST(BatchSource, AnySampleIsAFunctionOfItsNumber) {
 }
 
 TEST(BatchSource, WeightsAreKeptInEveryWindow) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const std::vector<double> weights = {0.7, 0.05, 0.25};
   std::vector<DataSource> sources;
   for (int s = 0; s < 3; ++s) {
@@ -212,7 +214,7 @@ TEST(BatchSource, WeightsAreKeptInEveryWindow) {
 
 TEST(BatchSource, RecordsAreKeptWholeAndPacked) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    const TemporaryFolder folder;
+    const TestFolder folder;
     const Documents records = unique_documents(seed, 700, 20);
     std::vector<std::vector<uint8_t>> masks;
     for (const auto& record : records) {
@@ -269,7 +271,7 @@ TEST(BatchSource, RecordsAreKeptWholeAndPacked) {
 }
 
 TEST(BatchSource, OnePassSeesEachSourceOnceInOrder) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{10, 11, 12, 13, kEos}}, 60000);
   write_documents(folder / "b", {{20, 21, kEos}, {22, kEos}, {23, 24, 25, kEos}}, 60000);
   auto options = options_for({{folder / "a", 0}, {folder / "b", 5}}, 4);
@@ -284,25 +286,30 @@ TEST(BatchSource, OnePassSeesEachSourceOnceInOrder) {
   EXPECT_EQ(out[2].targets, (std::vector<int32_t>{kIgnoreIndex}));
 }
 
+// Text and records, over several epochs of each.
 TEST(BatchSource, SteadyFillsDoNotAllocate) {
-  const TemporaryFolder folder;
-  write_documents(folder / "a", unique_documents(1, 60, 20), 60000);
-  auto options = options_for({{folder / "a", 1}}, 16);
+  const TestFolder folder;
+  const Documents text = unique_documents(1, 60, 20), records = unique_documents(2, 40, 12);
+  std::vector<std::vector<uint8_t>> masks;
+  for (const auto& record : records) masks.emplace_back(record.size(), 1);
+  write_documents(folder / "text", text, 60000);
+  write_documents(folder / "records", records, 60000, masks);
+  auto options = options_for({{folder / "text", 1}, {folder / "records", 1}}, 16);
   options.mtp_depth = 2;
   BatchSource source(options);
   std::vector<MicroBatch> out;
   source.fill(0, 8, 4, out);
-  const auto* ids = out[1].token_ids.data();
-  const auto* documents = out[1].doc_offsets.data();
-  const auto* ahead = out[1].mtp_targets.data();
-  for (int64_t step = 1; step < 50; ++step) source.fill(step * 8, 8, 4, out);
-  EXPECT_EQ(out[1].token_ids.data(), ids);
-  EXPECT_EQ(out[1].doc_offsets.data(), documents);
-  EXPECT_EQ(out[1].mtp_targets.data(), ahead);
+  AllocationGuard::reset();
+  {
+    const AllocationGuard guard;
+    for (int64_t step = 1; step < 100; ++step) source.fill(step * 8, 8, 4, out);
+  }
+  EXPECT_EQ(AllocationGuard::count(), 0) << AllocationGuard::first_stack();
+  for (const SourceInfo& s : source.sources()) EXPECT_LT(3 * s.rows, 400) << "no change of epoch";
 }
 
 TEST(BatchSource, NamesWhatIsWrong) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "empty", {{}, {}}, 60000);
   write_documents(folder / "a", {{10, 59999}}, 60000);
   write_documents(folder / "long", {{1, 2, 3, 4, 5}}, 60000, {{1, 1, 1, 1, 1}});
@@ -320,6 +327,27 @@ TEST(BatchSource, NamesWhatIsWrong) {
   expect_error(ErrorCode::kData, {"long", "seq_length"}, [&] { build({{folder / "long", 1}}); });
   write_documents(folder / "masked", {{1, 2}, {3}}, 10, {{0, 0}, {0}});
   expect_error(ErrorCode::kData, {"masked.lsm", "zero everywhere"}, [&] { build({{folder / "masked", 1}}); });
+  folder.write("masked.lsm", "\1\1\2");
+  expect_error(ErrorCode::kData, {"masked.lsm", "document 1, token 0", "the mask is 2"}, [&] {
+    build({{folder / "masked", 1}});
+  });
+}
+
+// As in a file that is too large to be read whole at the start.
+TEST(BatchSource, AMaskThatIsDamagedIsFoundWhenItIsRead) {
+  const TestFolder folder;
+  write_documents(folder / "a", {{1, 2}, {3}}, 10, {{1, 1}, {1}});
+  auto options = options_for({{folder / "a", 1}}, 4);
+  BatchSource source(options);
+  std::vector<MicroBatch> out;
+  source.fill(0, 1, 1, out);
+  {
+    std::fstream file(folder / "a.lsm", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(2);
+    file.put('\xff');
+  }
+  expect_error(ErrorCode::kData, {"a.lsm", "document 1, token 0", "the mask is 255"},
+               [&] { source.fill(1, 1, 1, out); });
 }
 
 }  // namespace

@@ -181,6 +181,42 @@ void IndexedDataset::read(int64_t document, int64_t begin, int64_t count, int64_
                 "Pack the text with this model's tokenizer");
 }
 
+void IndexedDataset::read_mask(int64_t document, int64_t begin, int64_t count, uint8_t* out) const {
+  const auto range = index_.document(document);
+  CHECK(mask_file_ && begin >= 0 && count >= 0 && begin + count <= range.count,
+        "document {} has {} tokens, the mask of [{}, {}) asked", document, range.count, begin, begin + count);
+  const uint8_t* from = bytes_of(*mask_file_).data() + range.begin + begin;
+  for (int64_t i = 0; i < count; ++i) {
+    if (from[i] > 1)
+      throw Error(ErrorCode::kData, prefix_ + ".lsm",
+                  fmt::format("document {}, token {}: the mask is {}, 0 or 1 wanted", document, begin + i, from[i]),
+                  "Copy the files again, or pack them again");
+    out[i] = from[i];
+  }
+}
+
+int64_t IndexedDataset::check_mask() const {
+  uint8_t mask[4096];
+  int64_t trained = 0;
+  for (int64_t d = 0; d < documents(); ++d)
+    for (int64_t begin = 0, total = document_tokens(d); begin < total; begin += 4096) {
+      const int64_t count = std::min<int64_t>(4096, total - begin);
+      read_mask(d, begin, count, mask);
+      trained += std::count(mask, mask + count, 1);
+    }
+  return trained;
+}
+
+bool IndexedDataset::any_trained() const {
+  const std::span<const uint8_t> mask = bytes_of(*mask_file_);
+  for (int64_t d = 0; d < documents(); ++d) {
+    const auto range = index_.document(d);
+    const auto part = mask.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.count));
+    if (std::any_of(part.begin(), part.end(), [](uint8_t m) { return m != 0; })) return true;
+  }
+  return false;
+}
+
 void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
   int32_t ids[4096];
   for (int64_t d = 0; d < documents(); ++d)

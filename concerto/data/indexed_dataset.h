@@ -52,10 +52,14 @@ class IndexedDataset {
   // Copies tokens [begin, begin + count) of a document. Error(kData) names the document when an id is not in [0,
   // vocab_size).
   void read(int64_t document, int64_t begin, int64_t count, int64_t vocab_size, int32_t* out) const;
-  // The loss mask of a whole document; only with has_mask().
-  const uint8_t* mask(int64_t document) const { return bytes_of(*mask_file_).data() + index_.document(document).begin; }
+  // Copies the loss mask of tokens [begin, begin + count) of a document, 0 or 1 each; only with has_mask().
+  // Error(kData) names the document that holds something else.
+  void read_mask(int64_t document, int64_t begin, int64_t count, uint8_t* out) const;
   // Reads every id.
   void check_vocabulary(int64_t vocab_size) const;
+  // Reads the whole loss mask; how many tokens are trained.
+  int64_t check_mask() const;
+  bool any_trained() const;  // reads up to the first
 
  private:
   static std::span<const uint8_t> bytes_of(const MappedFile& file) {

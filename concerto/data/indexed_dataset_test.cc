@@ -1,6 +1,7 @@
 #include "concerto/data/indexed_dataset.h"
 
 #include <cstring>
+#include <functional>
 
 #include "concerto/base/files.h"
 #include "concerto/data/test_data.h"
@@ -34,7 +35,7 @@ std::string index_bytes(uint8_t type, const std::vector<int32_t>& lengths, const
 }
 
 TEST(IndexedDataset, WriterAndReaderAgree) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const Documents documents = {{1, 2, 3}, {}, {65534, 0}, {7}};
   for (const int64_t vocab_size : {65535, 65536, 100000}) {
     write_documents(folder / "a", documents, vocab_size);
@@ -52,21 +53,37 @@ TEST(IndexedDataset, WriterAndReaderAgree) {
 }
 
 TEST(IndexedDataset, MaskLiesBesideTheTokens) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{1, 2, 3}, {4, 5}}, 10, {{0, 1, 1}, {1, 0}});
   {
     const IndexedDataset data(folder / "a");
     ASSERT_TRUE(data.has_mask());
-    EXPECT_EQ(data.mask(0)[0], 0);
-    EXPECT_EQ(data.mask(1)[0], 1);
-    EXPECT_EQ(data.mask(1)[1], 0);
+    uint8_t mask[3] = {9, 9, 9};
+    data.read_mask(0, 0, 3, mask);
+    EXPECT_EQ(std::vector<uint8_t>(mask, mask + 3), (std::vector<uint8_t>{0, 1, 1}));
+    data.read_mask(1, 1, 1, mask);
+    EXPECT_EQ(mask[0], 0);
+    EXPECT_EQ(data.check_mask(), 3);
+    EXPECT_TRUE(data.any_trained());
   }
   write_documents(folder / "a", {{1}}, 10);  // a mask of older files does not stay
   EXPECT_FALSE(IndexedDataset(folder / "a").has_mask());
 }
 
+TEST(IndexedDataset, ADamagedMaskIsNamed) {
+  const TestFolder folder;
+  write_documents(folder / "a", {{1, 2, 3}, {4, 5}}, 10, {{0, 1, 1}, {1, 0}});
+  folder.write("a.lsm", std::string("\0\1\1\1\7", 5));
+  const IndexedDataset data(folder / "a");
+  uint8_t mask[2];
+  data.read_mask(1, 0, 1, mask);
+  for (const auto& read : {std::function<void()>([&] { data.read_mask(1, 0, 2, mask); }),
+                           std::function<void()>([&] { data.check_mask(); })})
+    expect_error(ErrorCode::kData, {"a.lsm", "document 1, token 1: the mask is 7"}, read);
+}
+
 TEST(IndexedDataset, ReadsEveryIntegerType) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto check = [&](uint8_t code, auto zero) {
     using T = decltype(zero);
     std::string bin;
@@ -91,7 +108,7 @@ TEST(IndexedDataset, ReadsEveryIntegerType) {
 }
 
 TEST(IndexedDataset, NegativeAndHugeIdsAreOutsideEveryVocabulary) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   std::string bin;
   put(bin, int64_t{-1});
   put(bin, int64_t{1} << 40);
@@ -105,7 +122,7 @@ TEST(IndexedDataset, NegativeAndHugeIdsAreOutsideEveryVocabulary) {
 TEST(IndexedDataset, EveryFieldIsChecked) {
   const std::string bin(24, '\0');
   const auto refuse = [&](const std::string& index, const std::string& field) {
-    const TemporaryFolder folder;
+    const TestFolder folder;
     folder.write("x.bin", bin);
     folder.write("x.idx", index);
     expect_error(ErrorCode::kData, {"x.idx", field}, [&] { IndexedDataset data(folder / "x"); });
@@ -117,7 +134,7 @@ TEST(IndexedDataset, EveryFieldIsChecked) {
     return text;
   };
   {
-    const TemporaryFolder folder;
+    const TestFolder folder;
     folder.write("x.bin", bin);
     folder.write("x.idx", good);
     EXPECT_EQ(IndexedDataset(folder / "x").tokens(), 6);
@@ -146,7 +163,7 @@ TEST(IndexedDataset, EveryFieldIsChecked) {
 }
 
 TEST(IndexedDataset, FilesThatDoNotFitTogetherAreNamed) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{1, 2, 3}}, 10, {{1, 1, 1}});
   folder.write("a.lsm", "\1");
   expect_error(ErrorCode::kData, {"a.lsm", "3 wanted"}, [&] { IndexedDataset data(folder / "a"); });
@@ -163,7 +180,7 @@ TEST(IndexedDataset, FilesThatDoNotFitTogetherAreNamed) {
 }
 
 TEST(IndexedDatasetWriter, LeavesNothingHalfWritten) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   {
     IndexedDatasetWriter writer(folder / "sub/a", 10, true);
     writer.add_document(std::vector<int32_t>{1}, std::vector<uint8_t>{1});
@@ -172,7 +189,7 @@ TEST(IndexedDatasetWriter, LeavesNothingHalfWritten) {
 }
 
 TEST(IndexedDatasetWriter, AFullDiskIsAnError) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   write_documents(folder / "a", {{1, 2}}, 10);
   set_io_fault_for_tests(
       [](std::string_view operation, const std::string&) { return operation == "write" ? ENOSPC : 0; });

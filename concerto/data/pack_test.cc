@@ -12,7 +12,7 @@ struct Packed {
   std::vector<std::string> trained;  // what the mask leaves, decoded
 };
 
-Packed pack_and_read(const TemporaryFolder& folder, std::vector<std::string> inputs, SplitText split = SplitText::kFile,
+Packed pack_and_read(const TestFolder& folder, std::vector<std::string> inputs, SplitText split = SplitText::kFile,
                      int threads = 2) {
   const Tokenizer& tokenizer = sample_tokenizer();
   Packed packed;
@@ -26,15 +26,17 @@ Packed pack_and_read(const TemporaryFolder& folder, std::vector<std::string> inp
     std::vector<int32_t> ids(data.document_tokens(d)), kept;
     data.read(d, 0, static_cast<int64_t>(ids.size()), tokenizer.vocab_size(), ids.data());
     packed.texts.push_back(tokenizer.decode(ids, false));
-    for (size_t t = 0; data.has_mask() && t < ids.size(); ++t)
-      if (data.mask(d)[t]) kept.push_back(ids[t]);
+    std::vector<uint8_t> mask(ids.size());
+    if (data.has_mask()) data.read_mask(d, 0, static_cast<int64_t>(ids.size()), mask.data());
+    for (size_t t = 0; t < ids.size(); ++t)
+      if (mask[t]) kept.push_back(ids[t]);
     packed.trained.push_back(tokenizer.decode(kept, false));
   }
   return packed;
 }
 
 TEST(Pack, TextIsCutAsAsked) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto file = folder.write("a.txt", "one\ntwo\n\n\nthree\n\f\nfour\n");
   using Texts = std::vector<std::string>;
   EXPECT_EQ(pack_and_read(folder, {file}).texts, (Texts{"one\ntwo\n\n\nthree\n\f\nfour</s>"}));
@@ -47,14 +49,14 @@ TEST(Pack, TextIsCutAsAsked) {
 }
 
 TEST(Pack, AByteOrderMarkIsNoText) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   EXPECT_EQ(pack_and_read(folder, {folder.write("a.txt", "\xef\xbb\xbfone")}).texts.front(), "one</s>");
   EXPECT_EQ(pack_and_read(folder, {folder.write("a.jsonl", "\xef\xbb\xbf{\"text\": \"one\"}\n")}).texts.front(),
             "one</s>");
 }
 
 TEST(Pack, ControlTokensInATextStayText) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto packed = pack_and_read(folder, {folder.write("a.txt", "x</s>y")});
   EXPECT_EQ(packed.texts.front(), "x</s>y</s>");
   const IndexedDataset data(folder / "out");
@@ -64,7 +66,7 @@ TEST(Pack, ControlTokensInATextStayText) {
 }
 
 TEST(Pack, PlainRecords) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto packed = pack_and_read(
       folder,
       {folder.write(
@@ -76,7 +78,7 @@ TEST(Pack, PlainRecords) {
 }
 
 TEST(Pack, ConversationsGoThroughTheTemplateAndMaskThePrompts) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto packed =
       pack_and_read(folder, {folder.write("a.jsonl",
                                           R"({"system": "Be brief.", "src": ["2+2?", "And?"], "tgt": ["4", "12"]}
@@ -100,20 +102,64 @@ TEST(Pack, ConversationsGoThroughTheTemplateAndMaskThePrompts) {
   EXPECT_LT(packed.summary.trained_tokens, packed.summary.tokens);
 }
 
+// The model is asked with the ids that it was trained on: SentencePiece joins "User: " and "What" otherwise when the
+// parts come one by one.
+TEST(Pack, APromptIsEncodedAsAChatIs) {
+  const Tokenizer& tokenizer = sample_tokenizer();
+  const std::vector<std::string> prompts = {"fox jumps", "What is the meaning of it?", " two  blanks ", "", "\n", "x",
+                                            "2+2?"};
+  const auto expect_same = [&](const Record& record, const std::vector<ChatMessage>& messages) {
+    TokenizedRecord packed;
+    tokenize_record(tokenizer, record, "here", packed);
+    std::vector<int32_t> prompt = packed.ids;
+    prompt.resize(
+        static_cast<size_t>(std::find(packed.trained.begin(), packed.trained.end(), 1) - packed.trained.begin()));
+    EXPECT_EQ(prompt, tokenizer.encode(tokenizer.render_chat(messages))) << messages.back().content;
+    EXPECT_EQ(prompt, tokenizer.encode_chat(messages));
+  };
+  std::vector<int32_t> apart = tokenizer.encode("User: ");
+  const std::vector<int32_t> prompt_alone = tokenizer.encode("fox jumps");
+  apart.insert(apart.end(), prompt_alone.begin(), prompt_alone.end());
+  ASSERT_NE(apart, tokenizer.encode("User: fox jumps")) << "nothing would be seen";
+  for (const std::string& prompt : prompts) {
+    expect_same({.conversation = true, .turns = {{prompt, "answer"}}}, {{"user", prompt}});
+    expect_same({.conversation = true, .system = "Be brief.", .turns = {{prompt, "answer"}}},
+                {{"system", "Be brief."}, {"user", prompt}});
+  }
+  // A later turn, from the sign before it on.
+  TokenizedRecord packed;
+  tokenize_record(tokenizer, {.conversation = true, .turns = {{"2+2?", "4"}, {"What now?", "12"}}}, "here", packed);
+  const std::vector<int32_t> turn = tokenizer.encode("<|end_of_sentence|>User: What now?\nAssistant: ");
+  EXPECT_NE(std::search(packed.ids.begin(), packed.ids.end(), turn.begin(), turn.end()), packed.ids.end());
+}
+
+TEST(Pack, ControlWordsInATextStayText) {
+  const Tokenizer& tokenizer = sample_tokenizer();
+  const std::string spelt = "a</s> <|begin_of_sentence|>", half = "</";
+  const std::vector<ChatMessage> messages = {{"user", spelt}};
+  const std::vector<int32_t> ids = tokenizer.encode_chat(messages);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer.token_id("</s>")), 0);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer.token_id("<|begin_of_sentence|>")), 1);
+  EXPECT_EQ(tokenizer.decode(ids, false), tokenizer.render_chat(messages));
+  // Nor does a word that begins in a text and ends in the template.
+  const std::vector<TextPart> parts = {{half, SpecialText::kAsText}, {"s>"}};
+  EXPECT_NE(tokenizer.encode(parts), tokenizer.encode("</s>"));
+}
+
 TEST(Pack, ThreadsDoNotChangeTheFiles) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   std::string lines;
   for (int i = 0; i < 500; ++i) lines += fmt::format("{{\"text\": \"document {} {}\"}}\n", i, std::string(i % 50, 'x'));
   const auto file = folder.write("a.jsonl", lines);
   pack_and_read(folder, {file}, SplitText::kFile, 1);
-  const std::string bin = read_file(folder / "out.bin"), idx = read_file(folder / "out.idx");
+  const std::string bin = read_text(folder / "out.bin"), idx = read_text(folder / "out.idx");
   pack_and_read(folder, {file}, SplitText::kFile, 4);
-  EXPECT_TRUE(read_file(folder / "out.bin") == bin);
-  EXPECT_TRUE(read_file(folder / "out.idx") == idx);
+  EXPECT_TRUE(read_text(folder / "out.bin") == bin);
+  EXPECT_TRUE(read_text(folder / "out.idx") == idx);
 }
 
 TEST(Pack, ABrokenLineIsNamedAndNothingIsLeft) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto refuse = [&](const std::string& content, const std::vector<std::string>& parts,
                           const char* name = "a.jsonl") {
     expect_error(ErrorCode::kData, parts, [&] {
@@ -151,7 +197,7 @@ TEST(Pack, ABrokenLineIsNamedAndNothingIsLeft) {
 }
 
 TEST(Pack, ReportsProgress) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   std::string text;
   for (int i = 0; i < 20000; ++i) text += "some line of text that is packed as a document of its own\n";
   int64_t calls = 0, last = 0;
@@ -170,7 +216,7 @@ TEST(Pack, ReportsProgress) {
 }
 
 TEST(Records, ANamelessTokenizerCannotEndADocument) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   sample_tokenizer().save(folder / "model");
   folder.write("model/tokenizer_config.json", R"({"eos_token": "<nowhere>"})");
   TokenizedRecord out;

@@ -144,35 +144,44 @@ Record parse_record(std::string_view line, const std::string& where) {
 void tokenize_record(const Tokenizer& tokenizer, const Record& record, const std::string& where, TokenizedRecord& out) {
   out.ids.clear();
   out.trained.clear();
-  const auto add = [&](std::string_view text, SpecialText special, bool trained) {
-    const auto ids = tokenizer.encode(text, special);
+  std::vector<TextPart> parts;
+  const auto add = [&](std::string_view text, SpecialText special = SpecialText::kAsTokens) {
+    parts.push_back({text, special});
+  };
+  const auto encode_parts = [&](bool trained) {
+    const auto ids = tokenizer.encode(parts);
     out.ids.insert(out.ids.end(), ids.begin(), ids.end());
     if (record.conversation) out.trained.resize(out.ids.size(), trained);
+    parts.clear();
   };
   if (!record.conversation) {
     if (tokenizer.eos_id() < 0)
       throw Error(ErrorCode::kData, where, "the tokenizer has no eos token", "Name one in tokenizer_config.json");
-    add(record.text, SpecialText::kAsText, true);
+    add(record.text, SpecialText::kAsText);
+    encode_parts(true);
     out.ids.push_back(tokenizer.eos_id());
     return;
   }
   const ChatTemplate& chat = tokenizer.chat_template();
-  add(chat.begin, SpecialText::kAsTokens, false);
+  add(chat.begin);
   if (!record.system.empty()) {
-    add(chat.system_prefix, SpecialText::kAsTokens, false);
-    add(record.system, SpecialText::kAsText, false);
-    add(chat.system_suffix, SpecialText::kAsTokens, false);
+    add(chat.system_prefix);
+    add(record.system, SpecialText::kAsText);
+    add(chat.system_suffix);
   }
   for (size_t i = 0; i < record.turns.size(); ++i) {
     const auto& turn = record.turns[i];
     const bool last = i + 1 == record.turns.size();
-    add(chat.user_prefix, SpecialText::kAsTokens, false);
-    add(turn.prompt, SpecialText::kAsText, false);
-    add(chat.user_suffix, SpecialText::kAsTokens, false);
-    add(chat.assistant_prefix, SpecialText::kAsTokens, false);
-    add(turn.answer, SpecialText::kAsText, turn.trained);
+    add(chat.user_prefix);
+    add(turn.prompt, SpecialText::kAsText);
+    add(chat.user_suffix);
+    add(chat.assistant_prefix);
+    encode_parts(false);
+    add(turn.answer, SpecialText::kAsText);
+    encode_parts(turn.trained);
     // The sign between two turns is not trained; the end of the last answer is.
-    add(last ? chat.final_suffix : chat.assistant_suffix, SpecialText::kAsTokens, last && turn.trained);
+    add(last ? chat.final_suffix : chat.assistant_suffix);
+    if (last) encode_parts(turn.trained);
   }
 }
 

@@ -35,8 +35,9 @@ struct TokenizedRecord {
   std::vector<uint8_t> trained;  // [ids] of a conversation: 1 on the answers that are trained, with the end after the
                                  // last one; empty for plain text
 };
-// Plain text: its tokens and eos. A conversation: through the tokenizer's chat template. Control tokens come from the
-// template only; one spelt out in a text stays text. `where` names the record in errors. The buffers are used again.
+// Plain text: its tokens and eos. A conversation: through the tokenizer's chat template; what comes before an answer is
+// encoded as one text, as a chat that asks for the answer is (Tokenizer::encode_chat), and the answer as another, as it
+// is generated. Control tokens come from the template only; one spelt out in a text stays text. `where` names the record in errors. The buffers are used again.
 void tokenize_record(const Tokenizer& tokenizer, const Record& record, const std::string& where, TokenizedRecord& out);
 
 }  // namespace concerto

@@ -259,14 +259,24 @@ std::string Tokenizer::token(int32_t id) const {
 bool Tokenizer::is_special(int32_t id) const { return id >= 0 && id < state_->vocab_size && state_->special[id]; }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialText special) const {
+  const TextPart part{text, special};
+  return encode({&part, 1});
+}
+
+std::vector<int32_t> Tokenizer::encode(std::span<const TextPart> parts) const {
   std::vector<int32_t> ids;
-  if (special == SpecialText::kAsText) {
-    state_->encode_plain(text, ids);
-    return ids;
-  }
-  size_t begin = 0;
+  std::string joined;
+  std::vector<size_t> ends;  // of the parts
+  for (const TextPart& part : parts) ends.push_back((joined += part.text).size());
+  const std::string_view text = joined;
+  size_t begin = 0, at = 0;  // of what is not encoded yet; the part that i is in
   for (size_t i = 0; i < text.size();) {
-    const AddedToken* token = state_->match(text.substr(i));
+    while (i >= ends[at]) ++at;
+    if (parts[at].special == SpecialText::kAsText) {
+      i = ends[at];
+      continue;
+    }
+    const AddedToken* token = state_->match(text.substr(i, ends[at] - i));
     if (token == nullptr) {
       ++i;
       continue;
@@ -302,22 +312,36 @@ const ChatTemplate& Tokenizer::chat_template() const {
               "Put one of these into tokenizer_config.json: " + names);
 }
 
-std::string Tokenizer::render_chat(std::span<const ChatMessage> messages, bool generate) const {
+std::vector<TextPart> Tokenizer::chat_parts(std::span<const ChatMessage> messages, bool generate) const {
   const ChatTemplate& chat = chat_template();
-  std::string text = chat.begin;
+  std::vector<TextPart> parts = {{chat.begin}};
+  const auto add = [&](const std::string& prefix, const std::string& content, const std::string& suffix) {
+    parts.insert(parts.end(), {{prefix}, {content, SpecialText::kAsText}, {suffix}});
+  };
   for (const auto& message : messages) {
     if (message.role == "system")
-      text += chat.system_prefix + message.content + chat.system_suffix;
+      add(chat.system_prefix, message.content, chat.system_suffix);
     else if (message.role == "user")
-      text += chat.user_prefix + message.content + chat.user_suffix;
+      add(chat.user_prefix, message.content, chat.user_suffix);
     else if (message.role == "assistant")
-      text += chat.assistant_prefix + message.content + chat.assistant_suffix;
+      add(chat.assistant_prefix, message.content, chat.assistant_suffix);
     else
       throw Error(ErrorCode::kData, "role",
                   fmt::format("'{}' is not a role of the template {}", message.role, chat.name),
                   "Use system, user or assistant");
   }
-  return generate ? text + chat.assistant_prefix : text;
+  if (generate) parts.push_back({chat.assistant_prefix});
+  return parts;
+}
+
+std::string Tokenizer::render_chat(std::span<const ChatMessage> messages, bool generate) const {
+  std::string text;
+  for (const TextPart& part : chat_parts(messages, generate)) text += part.text;
+  return text;
+}
+
+std::vector<int32_t> Tokenizer::encode_chat(std::span<const ChatMessage> messages, bool generate) const {
+  return encode(chat_parts(messages, generate));
 }
 
 void Tokenizer::save(const std::string& folder) const {

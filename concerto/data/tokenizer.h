@@ -32,6 +32,10 @@ struct ChatTemplate {
 const std::vector<ChatTemplate>& known_chat_templates();
 
 enum class SpecialText { kAsTokens, kAsText };  // what `</s>` in a text becomes: the control token, or the characters
+struct TextPart {
+  std::string_view text;
+  SpecialText special = SpecialText::kAsTokens;
+};
 
 class Tokenizer {
  public:
@@ -55,14 +59,18 @@ class Tokenizer {
 
   // No bos or eos is added.
   std::vector<int32_t> encode(std::string_view text, SpecialText special = SpecialText::kAsTokens) const;
+  // The ids of the joined text, in which control tokens count only where they stand inside a part kAsTokens.
+  std::vector<int32_t> encode(std::span<const TextPart> parts) const;
   // Bytes that are no UTF-8 become U+FFFD. Ids that name no token give nothing.
   std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
 
   // Error(kData) when the folder has no chat template or one that cannot be rendered here; the message lists the known
   // ones.
   const ChatTemplate& chat_template() const;
-  // The text of a conversation, ready for encode; with `generate` it ends where the assistant is to speak.
+  // The text of a conversation; with `generate` it ends where the assistant is to speak. encode_chat gives its ids,
+  // with control tokens from the template only: one spelt out in a message stays text.
   std::string render_chat(std::span<const ChatMessage> messages, bool generate = true) const;
+  std::vector<int32_t> encode_chat(std::span<const ChatMessage> messages, bool generate = true) const;
 
   // Writes the tokenizer's files into a folder (made if missing): those it was read from byte for byte, or for a model
   // alone all that AutoTokenizer needs (tokenizer.model, tokenizer.json, tokenizer_config.json,
@@ -72,6 +80,7 @@ class Tokenizer {
   struct State;
 
  private:
+  std::vector<TextPart> chat_parts(std::span<const ChatMessage> messages, bool generate) const;
   friend class StreamDecoder;
   explicit Tokenizer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

@@ -11,8 +11,6 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char* kFiles[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                                  "tokenizer.json", "chat_template.jinja"};
 constexpr int64_t kMaxId = 1 << 24;
 
 [[noreturn]] void fail(const std::string& file, const std::string& what) {
@@ -74,7 +72,7 @@ void read_names(const json& object, TokenizerConfig& config) {
 
 TokenizerConfig read_tokenizer_config(const std::string& folder) {
   TokenizerConfig config;
-  for (const char* name : kFiles) {
+  for (const char* name : kTokenizerConfigFiles) {
     const std::string path = folder + "/" + name;
     if (path_exists(path)) config.files[name] = read_text_file(path);
   }

@@ -15,6 +15,10 @@ struct AddedToken {
   bool special = false, lstrip = false, rstrip = false;
 };
 
+// What a folder says of its tokenizer, beside tokenizer.model.
+inline constexpr const char* kTokenizerConfigFiles[] = {"tokenizer_config.json", "special_tokens_map.json",
+                                                        "added_tokens.json", "tokenizer.json", "chat_template.jinja"};
+
 struct TokenizerConfig {
   std::vector<AddedToken> added;
   std::map<std::string, std::string> names;  // "eos_token" -> "</s>"

@@ -40,18 +40,18 @@ TEST(Tokenizer, TrainingGivesTheSizeAskedAndErniesIds) {
 }
 
 TEST(Tokenizer, TrainingIsDeterministic) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const auto text = folder.write("text.txt", sample_text());
   train_tokenizer({.inputs = {text}, .vocab_size = 400}).save(folder / "a");
   train_tokenizer({.inputs = {text}, .vocab_size = 400}).save(folder / "b");
   for (const char* name : {"tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}) {
-    EXPECT_FALSE(read_file(folder / "a/" + name).empty()) << name;
-    EXPECT_TRUE(read_file(folder / "a/" + name) == read_file(folder / "b/" + name)) << name;
+    EXPECT_FALSE(read_text(folder / "a/" + name).empty()) << name;
+    EXPECT_TRUE(read_text(folder / "a/" + name) == read_text(folder / "b/" + name)) << name;
   }
 }
 
 TEST(Tokenizer, ASmallTextIsFilledUpWithUnusedPieces) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   const Tokenizer tokenizer = train_tokenizer({.inputs = {folder.write("t", "abc abd\n")}, .vocab_size = 512});
   EXPECT_EQ(tokenizer.vocab_size(), 512);
   EXPECT_EQ(tokenizer.token(511), "<|unused_511|>");
@@ -60,7 +60,7 @@ TEST(Tokenizer, ASmallTextIsFilledUpWithUnusedPieces) {
 }
 
 TEST(Tokenizer, TrainingNamesWhatIsWrong) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   expect_error(ErrorCode::kUsage, {"--vocab-size", "100"},
                [&] { train_tokenizer({.inputs = {folder.write("a", "x\n")}, .vocab_size = 100}); });
   expect_error(ErrorCode::kIo, {"missing"}, [&] { train_tokenizer({.inputs = {folder / "missing"}}); });
@@ -70,7 +70,7 @@ TEST(Tokenizer, TrainingNamesWhatIsWrong) {
 }
 
 TEST(Tokenizer, SavedFolderReadsBackAlike) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   sample_tokenizer().save(folder / "model");
   const Tokenizer read = Tokenizer::load(folder / "model"), alone = Tokenizer::load(folder / "model/tokenizer.model");
   for (const auto& text : texts()) {
@@ -82,7 +82,7 @@ TEST(Tokenizer, SavedFolderReadsBackAlike) {
   EXPECT_EQ(read.chat_template().name, "ernie_nothink");
   read.save(folder / "again");
   for (const char* name : {"tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
-    EXPECT_TRUE(read_file(folder / "model/" + name) == read_file(folder / "again/" + name)) << name;
+    EXPECT_TRUE(read_text(folder / "model/" + name) == read_text(folder / "again/" + name)) << name;
 }
 
 TEST(Tokenizer, ControlTokensInTextAreTokensOrText) {
@@ -97,7 +97,7 @@ TEST(Tokenizer, ControlTokensInTextAreTokensOrText) {
 
 // A Hugging Face folder that adds tokens to the model's own.
 TEST(Tokenizer, AddedTokensMatchLongestFirst) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   sample_tokenizer().save(folder / "model");
   folder.write("model/added_tokens.json", R"({"<tool>": 420, "<tool>!": 421})");
   folder.write("model/tokenizer_config.json", R"({
@@ -121,7 +121,7 @@ TEST(Tokenizer, AddedTokensMatchLongestFirst) {
 }
 
 TEST(Tokenizer, LoadingNamesTheFileAndTheField) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   expect_error(ErrorCode::kIo, {"nowhere"}, [&] { Tokenizer::load(folder / "nowhere"); });
   std::filesystem::create_directories(folder / "empty");
   expect_error(ErrorCode::kData, {"empty", "tokenizer.model"}, [&] { Tokenizer::load(folder / "empty"); });
@@ -129,7 +129,7 @@ TEST(Tokenizer, LoadingNamesTheFileAndTheField) {
                [&] { Tokenizer::load(folder.write("bad.model", "\x0a\xff\xff\xff\xff")); });
   expect_error(ErrorCode::kData, {"none.model", "pieces"}, [&] { Tokenizer::load(folder.write("none.model", "")); });
   sample_tokenizer().save(folder / "model");
-  const std::string whole = read_file(folder / "model/tokenizer.model");
+  const std::string whole = read_text(folder / "model/tokenizer.model");
   expect_error(ErrorCode::kData, {"cut.model"},
                [&] { Tokenizer::load(folder.write("cut.model", whole.substr(0, whole.size() / 2))); });
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
@@ -150,7 +150,7 @@ TEST(Tokenizer, LoadingNamesTheFileAndTheField) {
 
 // An added token without text would match everywhere and never end.
 TEST(Tokenizer, AnAddedTokenHasText) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   sample_tokenizer().save(folder / "model");
   folder.write("model/added_tokens.json", R"({"": 420})");
   expect_error(ErrorCode::kData, {"added_tokens.json", "without text"}, [&] { Tokenizer::load(folder / "model"); });
@@ -175,7 +175,7 @@ TEST(Tokenizer, ChatIsRenderedAsErnieDoes) {
 }
 
 TEST(Tokenizer, AChatTemplateThatIsNotKnownIsNamed) {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   sample_tokenizer().save(folder / "model");
   folder.write("model/tokenizer_config.json", R"({"chat_template": "{{ something else }}"})");
   expect_error(ErrorCode::kData, {"chat template", "ernie_nothink", "chatml"},

@@ -1,5 +1,9 @@
 #include "concerto/layers/head_segment.h"
 
+#include <algorithm>
+
+#include "concerto/ops/head_loss.h"
+
 namespace concerto {
 namespace {
 struct HeadSaved {
@@ -33,18 +37,25 @@ void HeadSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, 
   norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
   out.normed = s.normed;
   if (ctx.observer && depth_ < 0) ctx.observer->record("final_norm", s.normed);
-  if (ctx.observer && ctx.observer->wants_logits() && depth_ < 0) {
-    ArenaScope scope(*ctx.ops.scratch);
-    const View logits = ctx.ops.scratch->take({tokens, head_.out_features()}, stat_dtype(s.x.dtype));
-    head_.forward(ctx.ops, s.normed, logits);
-    ctx.observer->record("logits", logits);
-  }
+  if (ctx.observer && ctx.observer->wants_logits() && depth_ < 0) observe_logits(ctx, s.normed);
   if (!ctx.training && ctx.tokens->targets)
     head_loss(ctx.ops, {.x = s.normed,
                         .w = head_.store->weight(head_.w),
                         .bias = head_.store->weight(head_.bias),
                         .targets = targets(ctx),
                         .loss_sum = loss_sum(ctx)});
+}
+
+// In head_loss's chunks, for which the plan has room.
+void HeadSegment::observe_logits(const SegmentContext& ctx, View normed) const {
+  const int64_t tokens = normed.dim(0), chunk = std::min(head_loss_chunk(head_.out_features()), tokens);
+  ArenaScope scope(*ctx.ops.scratch);
+  const View logits = ctx.ops.scratch->take({chunk, head_.out_features()}, stat_dtype(normed.dtype));
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const View part = logits.rows_range(0, std::min(chunk, tokens - begin));
+    head_.forward(ctx.ops, normed.rows_range(begin, part.dim(0)), part);
+    ctx.observer->record("logits", part);
+  }
 }
 
 void HeadSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {

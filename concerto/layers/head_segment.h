@@ -20,6 +20,7 @@ class HeadSegment final : public Segment {
  private:
   View targets(const SegmentContext& ctx) const;
   View loss_sum(const SegmentContext& ctx) const;
+  void observe_logits(const SegmentContext& ctx, View normed) const;
   NormLayer norm_;
   LinearLayer head_;
   int depth_;

@@ -1,5 +1,7 @@
 #include "concerto/layers/moe_segments.h"
 
+#include <algorithm>
+
 namespace concerto {
 namespace {
 
@@ -201,15 +203,27 @@ void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
   out = {};
   out.hidden = saved.output->take(in.hidden.shape, in.hidden.dtype);
   combine_rows(ctx.ops, {.rows = in.rows, .row_of = in.row_of, .add = in.mlp, .residual = in.hidden, .y = out.hidden});
-  if (ctx.observer) observe(ctx, in, out);
+  observe(ctx, in, out);
 }
 
+// What the layer adds to the stream, which nobody else needs, a block of rows at a time: a dry run counts the block,
+// whoever watches later.
 void CombineSegment::observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const {
+  if (!ctx.observer && !ctx.ops.dry_run) return;
+  constexpr int64_t kBlockRows = 64;
+  const int64_t tokens = in.hidden.dim(0);
   ArenaScope scope(*ctx.ops.scratch);
-  const View y = ctx.ops.scratch->take(in.hidden.shape, in.hidden.dtype);
-  combine_rows(ctx.ops, {.rows = in.rows, .row_of = in.row_of, .add = in.mlp, .y = y});
-  ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
-  ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
+  const View block = ctx.ops.scratch->take({std::min(kBlockRows, tokens), in.hidden.cols()}, in.hidden.dtype);
+  for (int64_t begin = 0; begin < tokens; begin += kBlockRows) {
+    const int64_t n = std::min(kBlockRows, tokens - begin);
+    const View y = block.rows_range(0, n);
+    combine_rows(ctx.ops, {.rows = in.rows,
+                           .row_of = in.row_of.rows_range(begin, n),
+                           .add = in.mlp ? in.mlp.rows_range(begin, n) : View{},
+                           .y = y});
+    if (ctx.observer) ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
+  }
+  if (ctx.observer) ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
 }
 
 // Every row of a token has the token's gradient.

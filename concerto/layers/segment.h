@@ -1,18 +1,24 @@
 // The segment: the smallest unit a schedule may place. `const` after construction; what one micro-batch needs later
 // lives in `Saved`, never in the segment.
 //
-//   forward         reads `in`, writes what it makes into `out` (which starts as a copy of `in`, so the rest passes
-//   through) backward_input  reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation
-//   gradients; touches no weight gradient backward_weight accumulates (+=) into weight gradients in the stat type, from
-//   what forward and backward_input left in Saved
+//   forward          reads `in`, writes what it makes into `out` (which starts as a copy of `in`, so the rest passes
+//                    through)
+//   backward_input   reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation gradients;
+//                    touches no weight gradient
+//   backward_weight  accumulates (+=) into weight gradients in the stat type, from what forward and backward_input left
+//                    in Saved
 //
-// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. Memory comes from
-// the arenas in Saved:
-//   `keep`     from forward to backward_weight, never recomputed: the routing plan
-//   `forward`  from forward to backward_weight, or made again by recompute: activations
-//   `output`   like `forward`, for the residual stream that the segment hands on (under recompute the unit's last
-//   output stays) `backward` from backward_input to backward_weight: gradients of activations `passing`  from one
-//   segment to the next of its unit, in one direction: released when the unit has run
+// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. One activation
+// gradient is a sum: `normed` of a MoE layer is read by the router, the shared experts and the routed ones; Dispatch
+// writes its gradient, and SharedExperts and Router add theirs into dout.normed, in place.
+//
+// Memory comes from the arenas in Saved:
+//   `keep`      from forward to backward_weight, never recomputed: the routing plan
+//   `forward`   from forward to backward_weight, or made again by recompute: activations
+//   `output`    like `forward`, for the residual stream that the segment hands on (under recompute the unit's last output
+//               stays)
+//   `backward`  from backward_input to backward_weight: gradients of activations
+//   `passing`   from one segment to the next of its unit, in one direction: released when the unit has run
 // and from `ctx.scratch` inside one call.
 #pragma once
 
@@ -21,6 +27,7 @@
 #include <string>
 #include <type_traits>
 
+#include "concerto/config/model_config.h"
 #include "concerto/ops/backend.h"
 #include "concerto/params/parameter_store.h"
 
@@ -77,11 +84,12 @@ class Observer {
  public:
   virtual ~Observer() = default;
   virtual bool wants_logits() const = 0;
-  virtual void record(const std::string& name, View value) = 0;  // contiguous or strided rows
+  // Contiguous or strided rows. Large tensors come a block of rows at a time, in order.
+  virtual void record(const std::string& name, View value) = 0;
 };
 
 // Loss sums of one micro-batch; index 0 is the language-model loss, 1 + m MTP depth m.
-constexpr int kMaxLosses = 9;
+constexpr int kMaxLosses = 1 + static_cast<int>(kMostMtpLayers);
 struct LossSums {
   double sum[kMaxLosses] = {};
   double scale[kMaxLosses] = {};  // multiplies gradients: 1 / valid targets of the step (and lambda / depth for MTP)

@@ -1,4 +1,6 @@
 // The head and its loss, a chunk of tokens at a time: made of other ops, so the same in every backend.
+#include "concerto/ops/head_loss.h"
+
 #include <algorithm>
 
 #include "concerto/ops/checks.h"
@@ -13,11 +15,6 @@ namespace {
 // tokens.
 constexpr int64_t kChunkBytes = int64_t{8} << 20;
 constexpr int64_t kChunkRows = 64;
-
-int64_t rows_per_chunk(int64_t vocab) {
-  const int64_t rows = kChunkBytes / (vocab * dtype_bytes(DType::kF32));
-  return std::max(kChunkRows, rows / kChunkRows * kChunkRows);
-}
 
 void check_head(const Context& ctx, const HeadLoss& args) {
   check_compute(args.x, "head.x");
@@ -51,10 +48,15 @@ View slice(View v, int64_t begin, int64_t count) {
 
 }  // namespace
 
+int64_t head_loss_chunk(int64_t vocab) {
+  const int64_t rows = kChunkBytes / (vocab * dtype_bytes(DType::kF32));
+  return std::max(kChunkRows, rows / kChunkRows * kChunkRows);
+}
+
 void head_loss(const Context& ctx, const HeadLoss& args) {
   check_head(ctx, args);
   const DType type = args.x.dtype, stat = stat_dtype(type);
-  const int64_t tokens = args.x.dim(0), vocab = args.w.dim(0), chunk = std::min(rows_per_chunk(vocab), tokens);
+  const int64_t tokens = args.x.dim(0), vocab = args.w.dim(0), chunk = std::min(head_loss_chunk(vocab), tokens);
   if (tokens == 0) return;
   OpScope scope(ctx, OpFamily::kHead);
   ArenaScope arena(*ctx.scratch);

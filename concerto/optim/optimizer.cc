@@ -75,4 +75,13 @@ void Optimizer::step(const Context& ctx, int64_t step, double lr, double norm) c
   }
 }
 
+int64_t Optimizer::scratch_bytes(Context ctx) const {
+  Arena counted;
+  ctx.scratch = &counted;
+  ctx.dry_run = true;
+  gradient_norm(ctx);
+  step(ctx, 1, 0, 0);
+  return counted.high_water();
+}
+
 }  // namespace concerto

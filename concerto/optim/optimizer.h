@@ -19,6 +19,8 @@ class Optimizer {
   double gradient_norm(const Context& ctx) const;
   // Step `step` (from 1) with learning rate `lr`. Gradients count as multiplied by min(1, clip_norm / (norm + 1e-6)).
   void step(const Context& ctx, int64_t step, double lr, double norm) const;
+  // What both take of ctx.scratch at most, from a dry run of them.
+  int64_t scratch_bytes(Context ctx) const;
 
  private:
   // Tensors that lie side by side and take the same settings are one piece for AdamW; LAMB's trust ratio is a tensor's

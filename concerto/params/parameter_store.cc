@@ -50,12 +50,16 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   elements_ = l.elements;
   copy_elements_ = l.copy_elements;
   for (int i = 0; i < size(); ++i) CHECK(index_.emplace(specs_[i].name, i).second, "{} twice", specs_[i].name);
-  master_ = Buffer(elements_ * dtype_bytes(stat_));
-  copies_ = Buffer(copy_elements_ * dtype_bytes(compute_));
+  // Nothing but the model decides how much this is.
+  const auto buffer = [](const char* what, int64_t elements, DType type) {
+    return Buffer(elements * dtype_bytes(type), {what, "Use a smaller model, or a machine with more memory."});
+  };
+  master_ = buffer("weights", elements_, stat_);
+  copies_ = buffer("weights", copy_elements_, compute_);
   if (trains()) {
-    gradients_ = Buffer(elements_ * dtype_bytes(stat_));
-    moment1_ = Buffer(elements_ * dtype_bytes(stat_));
-    moment2_ = Buffer(elements_ * dtype_bytes(stat_));
+    gradients_ = buffer("gradients", elements_, stat_);
+    moment1_ = buffer("optimizer moments", elements_, stat_);
+    moment2_ = buffer("optimizer moments", elements_, stat_);
   }
 }
 

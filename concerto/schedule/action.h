@@ -34,8 +34,8 @@ struct Schedule {
 // name.
 Schedule build_schedule(const std::string& name, int64_t micro_batches);
 
-// Each action after its causes, each exactly once, never more than `slots` micro-batches in flight. Bug naming the
-// first action that breaks a rule.
+// Each action after its causes, each exactly once, I and W in a split schedule and B in any other, never more than
+// `slots` micro-batches in flight. Bug naming the first action that breaks a rule.
 void validate_schedule(const Schedule& schedule);
 
 std::string schedule_text(const Schedule& schedule);  // "F0 B0 F1 B1"

@@ -56,6 +56,7 @@ void validate_schedule(const Schedule& s) {
     CHECK(now == wanted, "action {} {} comes before its cause or twice", i, action_text(a));
     CHECK(s.split || (a.kind != ActionKind::kBackwardInput && a.kind != ActionKind::kBackwardWeight),
           "action {} {} in a schedule that is not split", i, action_text(a));
+    CHECK(!s.split || a.kind != ActionKind::kBackward, "action {} {} in a split schedule", i, action_text(a));
     switch (a.kind) {
       case ActionKind::kForward:
         now = kForwarded;

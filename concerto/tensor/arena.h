@@ -15,11 +15,17 @@ namespace concerto {
 constexpr int64_t kAlignment = 64;
 constexpr int64_t align_up(int64_t bytes, int64_t to = kAlignment) { return (bytes + to - 1) / to * to; }
 
+// What memory is for: names it in an error, and says how to need less of it.
+struct MemoryUse {
+  const char* where = "buffer";
+  const char* fix = "Use a smaller model, or a machine with more memory.";
+};
+
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(
-      int64_t bytes);  // page-aligned and zeroed by the kernel on first touch; Error(kMemory) if it cannot be had
+  // Page-aligned and zeroed by the kernel on first touch; Error(kMemory) if it cannot be had.
+  explicit Buffer(int64_t bytes, MemoryUse use = {});
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -31,10 +37,13 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
+constexpr MemoryUse kArenaUse = {
+    "arena", "Use a smaller training.micro_batch_size or seq_length, or parallel.recompute: full, or a smaller model."};
+
 class Arena {
  public:
   Arena() : counting_(true) {}  // counting arena
-  explicit Arena(int64_t bytes) : buffer_(bytes), counting_(false) {}
+  explicit Arena(int64_t bytes) : buffer_(bytes, kArenaUse), counting_(false) {}
 
   // Contents are undefined (tests poison them with NaN). Error(kMemory) when full.
   View take(Shape shape, DType dtype);

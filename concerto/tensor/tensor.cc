@@ -14,14 +14,14 @@ std::string Shape::str() const {
   return s + "]";
 }
 
-Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
-  if (bytes <= 0) return;
+Buffer::Buffer(int64_t bytes, MemoryUse use) : bytes_(bytes) {
+  CHECK(bytes >= 0, "{}: {} bytes", use.where, bytes);
+  if (bytes == 0) return;
   void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED)
-    throw Error(
-        ErrorCode::kMemory, "buffer",
-        fmt::format("cannot get {} bytes ({:.1f} GiB) of memory", bytes, static_cast<double>(bytes) / 0x1p30),
-        "Use a smaller training.micro_batch_size or seq_length, or parallel.recompute: full, or a smaller model.");
+    throw Error(ErrorCode::kMemory, use.where,
+                fmt::format("cannot get {} bytes ({:.1f} GiB) of memory", bytes, static_cast<double>(bytes) / 0x1p30),
+                use.fix);
   // Huge pages matter for arrays read end to end (weights, moments); a refusal costs only speed.
   if (bytes >= (4 << 20)) madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   data_ = static_cast<char*>(p);

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "concerto/base/test_errors.h"
 #include "concerto/tensor/arena.h"
+#include "concerto/tensor/values.h"
 
 namespace concerto {
 namespace {
@@ -22,6 +24,22 @@ TEST(Arena, FullIsAnError) {
   Arena a(128);
   EXPECT_THROW(a.take({1000}, DType::kF32), Error);
   EXPECT_NO_THROW(a.take({32}, DType::kF32));
+}
+
+TEST(Buffer, SaysWhatIsTooLargeAndHowToNeedLess) {
+  const int64_t too_much = int64_t{1} << 60;
+  const auto error = [](auto&& f) { return error_of(ErrorCode::kMemory, f); };
+  EXPECT_EQ(error([&] {
+              Buffer b(too_much, {"weights", "Use a smaller model."});
+            }),
+            "weights: cannot get 1152921504606846976 bytes (1073741824.0 GiB) of memory. Use a smaller model.");
+  EXPECT_EQ(error([&] { Buffer b(too_much); }).find("batch"), std::string::npos);
+  EXPECT_NE(error([&] { Arena a(too_much); }).find("training.micro_batch_size"), std::string::npos);
+}
+
+TEST(Buffer, ANegativeSizeIsAMistakeOfOurs) {
+  EXPECT_THROW(Buffer(-1), Bug);
+  EXPECT_EQ(Buffer(0).data(), nullptr);
 }
 
 TEST(Arena, PoisonFillsReleasedMemory) {
@@ -44,6 +62,20 @@ TEST(View, RowAndColumnRanges) {
   const View c = v.cols_range(1, 2);
   EXPECT_EQ(c.as<float>()[c.row_stride], 4);
   EXPECT_FALSE(c.dense());
+}
+
+TEST(Values, SkipTheGapsAndReadEveryType) {
+  float x[6] = {0, 1, NAN, 3, 4, INFINITY};
+  const View v(x, {2, 3}, DType::kF32);
+  EXPECT_EQ(to_doubles(v.cols_range(0, 2)), (std::vector<double>{0, 1, 3, 4}));
+  EXPECT_TRUE(all_finite(v.cols_range(0, 2)));
+  EXPECT_FALSE(all_finite(v.rows_range(0, 1)));
+  EXPECT_FALSE(all_finite(v.rows_range(1, 1)));
+  bf16 b[2] = {bf16(1.5f), bf16(-2.0f)};
+  EXPECT_EQ(to_doubles(View(b, {2}, DType::kBF16)), (std::vector<double>{1.5, -2}));
+  int32_t i[1] = {-7};
+  EXPECT_EQ(to_doubles(View(i, {1}, DType::kI32)), std::vector<double>{-7});
+  EXPECT_TRUE(all_finite(View(i, {1}, DType::kI32)));
 }
 
 }  // namespace

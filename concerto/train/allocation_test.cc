@@ -5,13 +5,13 @@
 
 #include <thread>
 
-#include "concerto/train/allocation_guard.h"
+#include "concerto/base/allocation_guard.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/load_file.h"
 #include "concerto/train/memory_report.h"
 #include "concerto/train/metrics.h"
 #include "concerto/train/progress.h"
 #include "concerto/train/tensorboard.h"
-#include "concerto/train/test_folder.h"
 #include "concerto/train/trace_writer.h"
 
 namespace concerto {

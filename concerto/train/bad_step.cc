@@ -3,6 +3,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "concerto/tensor/values.h"
+
 namespace concerto {
 
 std::string LossGuard::judge(double loss, double grad_norm) {
@@ -29,35 +31,11 @@ void LossGuard::restore(std::vector<double> history) {
 
 namespace {
 
-bool is_finite(View v) {
-  for (int64_t r = 0; r < v.rows(); ++r) {
-    const View row = v.rows_range(r, 1);
-    for (int64_t c = 0; c < v.cols(); ++c) {
-      double x = 0;
-      switch (v.dtype) {
-        case DType::kF32:
-          x = row.as<float>()[c];
-          break;
-        case DType::kF64:
-          x = row.as<double>()[c];
-          break;
-        case DType::kBF16:
-          x = static_cast<float>(row.as<bf16>()[c]);
-          break;
-        default:
-          return true;
-      }
-      if (!std::isfinite(x)) return false;
-    }
-  }
-  return true;
-}
-
 class FirstBad final : public Observer {
  public:
   bool wants_logits() const override { return false; }
   void record(const std::string& name, View value) override {
-    if (first_.empty() && !is_finite(value)) first_ = name;
+    if (first_.empty() && !all_finite(value)) first_ = name;
   }
   const std::string& first() const { return first_; }
 
@@ -78,8 +56,9 @@ std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
     if (!bad.first().empty()) found = fmt::format("{} (micro-batch {})", bad.first(), m);
   }
   executor.set_observer(nullptr);
-  for (int i = 0; i < store.size() && found.empty(); ++i)
-    if (!is_finite(store.gradient(i))) found = "gradient of " + store.specs()[static_cast<size_t>(i)].name;
+  // What is not finite spreads to all that is computed after it: backward goes from the last tensor to the first.
+  for (int i = store.size(); i-- > 0 && found.empty();)
+    if (!all_finite(store.gradient(i))) found = "gradient of " + store.specs()[static_cast<size_t>(i)].name;
   return found.empty() ? "none: every activation and gradient is finite" : found;
 }
 

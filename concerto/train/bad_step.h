@@ -1,8 +1,6 @@
 // Finds out whether a step went wrong, and where the first bad number stands.
 #pragma once
 
-#include <deque>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +24,8 @@ class LossGuard {
 };
 
 // Runs the micro-batches forward again and looks for the first activation that is not finite, then at the gradients in
-// the store. Text for the error: "hidden.3 (micro-batch 1)" or "gradient of model.norm.weight"; "none: every tensor is
-// finite" for a spike.
+// the store, last one first as the backward pass makes them. Text for the error: "hidden.3 (micro-batch 1)" or
+// "gradient of model.norm.weight"; "none: every tensor is finite" for a spike.
 std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
                              std::span<const MicroBatch> micro_batches);
 

@@ -35,6 +35,7 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
                    const ExecutorOptions& options)
     : stage_(stage), store_(store), options_(options), arenas_(std::make_unique<Arenas>()) {
   CHECK(options.max_tokens > 0 && options.slots > 0);
+  CHECK(stage.config().num_nextn_predict_layers <= kMostMtpLayers);
   check_backend(backend, store.compute());
   if (options_.max_docs == 0) options_.max_docs = options_.max_tokens;
   if (options_.usual_docs == 0) options_.usual_docs = options_.max_docs;
@@ -72,11 +73,6 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
 
 Executor::~Executor() = default;
 
-MemoryPlan Executor::plan(const Stage& stage, ParameterStore& store, const Backend& backend, ThreadPool& pool,
-                          const ExecutorOptions& options) {
-  return Executor(stage, store, backend, pool, options).memory();  // arenas are address space until they are touched
-}
-
 // Runs one micro-batch of the largest size on counting arenas: forward only, and (training) forward and backward.
 void Executor::dry_run(Slot& slot, int64_t docs) {
   set_tokens(slot, nullptr, docs);
@@ -110,9 +106,9 @@ void Executor::plan_memory() {
   memory_.backward =
       options_.split ? slot.backward.high_water() : a.gradients[0].high_water() + a.gradients[1].high_water();
   memory_.temporary = a.temporary.high_water();
-  memory_.scratch = a.scratch.high_water() + kScratchSlack;
+  memory_.scratch = std::max(a.scratch.high_water(), options_.scratch) + kScratchSlack;
   memory_.total = options_.slots * memory_.keep + (options_.split ? options_.slots : 1) * memory_.backward +
-                  memory_.temporary + usual_scratch;
+                  memory_.temporary + std::max(usual_scratch, options_.scratch);
   if (options_.split) memory_.total += a.gradients[0].high_water() + a.gradients[1].high_water();
 }
 
@@ -151,6 +147,7 @@ SegmentContext Executor::segment_context(Slot& slot, bool training) {
 
 // All units, everything kept for the backward pass.
 void Executor::forward(Slot& slot) {
+  const TraceScope whole(trace_, "forward", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   slot.keep.reset();
   Acts acts;
@@ -177,6 +174,7 @@ void Executor::forward_only(Slot& slot) {
 
 // Unit by unit: gradients of activations, then of weights, so that gradient memory is recycled after each unit.
 void Executor::backward(Slot& slot) {
+  const TraceScope whole(trace_, "backward", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   Acts grads;
   for (size_t i = stage_.units().size(); i-- > 0;) {
@@ -191,6 +189,7 @@ void Executor::backward(Slot& slot) {
 }
 
 void Executor::backward_input(Slot& slot) {
+  const TraceScope whole(trace_, "backward_input", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   slot.backward.reset();
   Acts grads;
@@ -202,6 +201,7 @@ void Executor::backward_input(Slot& slot) {
 }
 
 void Executor::backward_weight(Slot& slot) {
+  const TraceScope whole(trace_, "backward_weight", "schedule", -1, slot.micro_batch);
   const SegmentContext ctx = segment_context(slot, true);
   for (size_t i = stage_.units().size(); i-- > 0;) {
     const Unit& unit = stage_.units()[i];

@@ -24,6 +24,7 @@ struct ExecutorOptions {
   int64_t slots = 1;       // micro-batches in flight
   LossAverage loss_average = LossAverage::kTokens;
   int64_t cache_rows = 0;  // generation: rows of the KV cache, at least max_tokens
+  int64_t scratch = 0;     // bytes that others who work with ops() need at least: the optimizer
   bool poison = false;     // tests: unused memory is NaN
 };
 
@@ -56,9 +57,6 @@ class Executor {
 
   const MemoryPlan& memory() const { return memory_; }
   const Context& ops() const { return context_; }
-  // What the plan says for these options, without making anything.
-  static MemoryPlan plan(const Stage& stage, ParameterStore& store, const Backend& backend, ThreadPool& pool,
-                         const ExecutorOptions& options);
 
   // Runs a schedule over micro_batches (their memory stays where it is until this returns). Gradients of
   // (LM loss + router_aux_loss_coef * aux loss, if the config asks + MTP losses) add up in the store.
@@ -70,6 +68,7 @@ class Executor {
   void set_observer(Observer* observer) { observer_ = observer; }
   void set_profile(OpProfile* profile) { context_.profile = profile; }
   void set_trace(TraceWriter* trace) { trace_ = trace; }
+  TraceWriter* trace() const { return trace_; }
 
  private:
   struct Slot;

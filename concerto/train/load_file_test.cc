@@ -7,8 +7,8 @@
 #include <filesystem>
 
 #include "concerto/base/error.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/crc.h"
-#include "concerto/train/test_folder.h"
 
 namespace concerto {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "concerto/base/error.h"
-#include "concerto/train/test_folder.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {

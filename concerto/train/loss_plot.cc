@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "concerto/base/error.h"
+#include "concerto/base/files.h"
 #include "concerto/train/human_units.h"
-#include "concerto/train/record_file.h"
 
 namespace concerto {
 namespace {
@@ -365,7 +365,7 @@ LossCurves write_loss_svg(const std::string& run_dir) {
   const auto curves = read_loss_curves(run_dir + "/metrics.jsonl");
   auto folder = std::filesystem::path(run_dir);
   if (!folder.has_filename()) folder = folder.parent_path();
-  write_file_atomically(run_dir + "/loss.svg", loss_svg(curves, folder.filename().string()));
+  write_file_atomic(run_dir + "/loss.svg", loss_svg(curves, folder.filename().string()));
   return curves;
 }
 

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "concerto/base/error.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/metrics.h"
-#include "concerto/train/test_folder.h"
 
 namespace concerto {
 namespace {

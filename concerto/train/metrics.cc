@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/base/files.h"
 
 namespace concerto {
 namespace {
@@ -81,7 +82,7 @@ const std::string& cut_after(const std::string& path, int64_t resume_step, const
   std::string kept;
   int64_t broken = 0;
   if (resume_step > 0) kept = rows_up_to(path, resume_step, broken);
-  write_file_atomically(path, kept);
+  write_file_atomic(path, kept);
   if (broken > 0 && warn) warn(fmt::format("{}: removed {} broken line{}", path, broken, broken == 1 ? "" : "s"));
   return path;
 }

@@ -23,7 +23,7 @@ struct StepReport {
   std::vector<double> mtp_losses;  // [MTP blocks], before the scaling factor
   double lr = 0;
   double grad_norm = 0;  // before clipping
-  int64_t tokens = 0;    // valid tokens of this step
+  int64_t tokens = 0;    // that went through the model in this step, masked prompts included
   double tokens_per_s = 0;
   double seconds = 0;
 

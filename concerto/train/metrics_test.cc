@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/human_units.h"
-#include "concerto/train/test_folder.h"
 
 namespace concerto {
 namespace {
@@ -203,18 +203,6 @@ TEST(RecordFile, HalfWrittenRecordIsCutOff) {
   EXPECT_TRUE(file.append("third row\n"));
   EXPECT_EQ(read_text(folder / "f"), "first row\nthird row\n");
   EXPECT_EQ(warnings, 1);
-}
-
-TEST(WriteFileAtomically, ReplacesOrLeavesNothing) {
-  const TestFolder folder;
-  write_text(folder / "f", "old");
-  write_file_atomically(folder / "f", "new");
-  EXPECT_EQ(read_text(folder / "f"), "new");
-  EXPECT_THROW(write_file_atomically(folder / "no/f", "x"), Error);
-  std::filesystem::create_directories(folder / "taken/inside");
-  EXPECT_THROW(write_file_atomically(folder / "taken", "x"), Error);  // rename onto a folder fails
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
-    EXPECT_EQ(entry.path().string().find(".tmp."), std::string::npos) << entry.path();
 }
 
 TEST(HumanUnits, ReadAsPeopleWrite) {

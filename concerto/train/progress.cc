@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "concerto/base/clock.h"
 #include "concerto/train/human_units.h"
 
 namespace concerto {
@@ -17,10 +18,6 @@ namespace {
 
 constexpr double kRedrawSeconds = 0.1;
 constexpr int64_t kBarColumns = 24, kShortestBar = 8;
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::string_view variable(const char* name) {
   const char* value = std::getenv(name);

@@ -93,6 +93,20 @@ TEST(Progress, PlainLinesWithoutATerminal) {
             "step 200  valid loss 2.0000  perplexity 7.39  (4.10k tokens, 1.2 s)\n");
 }
 
+TEST(Progress, IdleExpertsHaveAWord) {
+  StepReport r = report_of(100);
+  r.tokens_per_expert = {{2, 1, 0, 1}};
+  summarize_loads(r);
+  Pipe plain;
+  Progress({.fd = plain.fd(), .style = {}}).step(r);
+  EXPECT_NE(plain.take().find("tokens/s  experts 2.00x 25.0% idle  "), std::string::npos);
+  Pipe pipe;
+  Progress live(live_options(pipe.fd(), 120));
+  test_time = 1;
+  live.step(r);
+  EXPECT_NE(visible(pipe.take()).find(" · experts 2.00x 25.0% idle"), std::string::npos);
+}
+
 TEST(Progress, SkippedStepsAlwaysHaveTheirLine) {
   Pipe pipe;
   Progress progress({.fd = pipe.fd(), .style = {}, .log_every_steps = 50});

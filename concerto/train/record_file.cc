@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "concerto/base/error.h"
@@ -64,30 +63,6 @@ void RecordFile::warn(const char* what) {
   if (std::exchange(warned_, true)) return;
   if (warn_)
     warn_(fmt::format("{}: {}. Training goes on; records are missing there until writing works again.", path_, what));
-}
-
-void write_file_atomically(const std::string& path, std::string_view contents) {
-  const std::string temporary = fmt::format("{}.tmp.{}", path, ::getpid());
-  const auto fail = [&](int fd) {
-    const int reason = errno;
-    if (fd >= 0) {
-      ::close(fd);
-      ::unlink(temporary.c_str());
-    }
-    throw Error(ErrorCode::kIo, path, fmt::format("cannot be written: {}", std::strerror(reason)),
-                "Check the folder, its rights and the free space.");
-  };
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) fail(fd);
-  if (!write_all(fd, contents) || ::fsync(fd) != 0) fail(fd);
-  if (::rename(temporary.c_str(), path.c_str()) != 0) fail(fd);
-  ::close(fd);
-  const auto parent = std::filesystem::path(path).parent_path();
-  const int folder = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder >= 0) {
-    ::fsync(folder);  // the rename itself must survive a power cut
-    ::close(folder);
-  }
 }
 
 }  // namespace concerto

@@ -1,5 +1,4 @@
-// Files that grow by whole records while a run goes on (metrics.jsonl, TensorBoard events), and files written at one
-// go.
+// Files that grow by whole records while a run goes on: metrics.jsonl, TensorBoard events.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +36,5 @@ class RecordFile {
   int64_t size_ = 0;  // bytes of whole records
   bool warned_ = false;
 };
-
-// Writes PATH.tmp.PID, syncs and renames it, so that a reader sees the old file or the new one. Error(kIo); then
-// nothing is left behind.
-void write_file_atomically(const std::string& path, std::string_view contents);
 
 }  // namespace concerto

@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
+#include "concerto/base/files.h"
 #include "concerto/checkpoint/checkpoint.h"
-#include "concerto/train/record_file.h"
 
 namespace concerto {
 namespace fs = std::filesystem;
@@ -45,12 +45,12 @@ RunFolder::RunFolder(const RunConfig& config) : dir_(config.run.dir), lock_(dir_
       throw Error(ErrorCode::kCheckpoint, dir_, "holds checkpoints, and run.resume is never",
                   "Choose another run.dir, or resume: auto.");
   } else {
-    resume_path_ = config.run.resume;
+    resume_path_ = follow_latest(config.run.resume);
   }
 }
 
 void RunFolder::write_config(const RunConfig& config) const {
-  write_file_atomically(file("config.yaml"), run_config_yaml(config));
+  write_file_atomic(file("config.yaml"), run_config_yaml(config));
 }
 
 }  // namespace concerto

@@ -18,15 +18,16 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
   schedule_ = build_schedule(config.parallel.schedule, (t.global_batch_size + rows - 1) / rows);
   validate_schedule(schedule_);
-  executor_ =
-      std::make_unique<Executor>(*stage_, *store_, backend, pool,
-                                 ExecutorOptions{.max_tokens = rows * t.seq_length,
-                                                 .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
-                                                 .split = schedule_.split,
-                                                 .slots = schedule_.slots,
-                                                 .loss_average = t.loss_average,
-                                                 .poison = poison});
   optimizer_ = std::make_unique<Optimizer>(*store_, config.optimizer);
+  executor_ = std::make_unique<Executor>(
+      *stage_, *store_, backend, pool,
+      ExecutorOptions{.max_tokens = rows * t.seq_length,
+                      .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
+                      .split = schedule_.split,
+                      .slots = schedule_.slots,
+                      .loss_average = t.loss_average,
+                      .scratch = optimizer_->scratch_bytes({.backend = &backend, .pool = &pool}),
+                      .poison = poison});
   for (const int layer : stage_->moe_layers())
     for (int i = 0; i < store_->size(); ++i) {
       const TensorSpec& spec = store_->specs()[static_cast<size_t>(i)];
@@ -39,7 +40,11 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
 void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
                       std::string& why) {
   const ModelConfig& model = config_.model.config;
-  store_->zero_gradients(pool_);
+  TraceWriter* const trace = executor_->trace();
+  {
+    const TraceScope scope(trace, "zero gradients", "optimizer");
+    store_->zero_gradients(pool_);
+  }
   executor_->run(schedule_, micro_batches, output_);
   report.step = step;
   report.steps = config_.training.steps;
@@ -57,10 +62,16 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
   report.tokens = output_.tokens;
   report.moe_layers.assign(stage_->moe_layers().begin(), stage_->moe_layers().end());
   report.tokens_per_expert = output_.tokens_per_expert;
-  report.grad_norm = optimizer_->gradient_norm(executor_->ops());
+  {
+    const TraceScope scope(trace, "gradient norm", "optimizer");
+    report.grad_norm = optimizer_->gradient_norm(executor_->ops());
+  }
   why = guard ? guard->judge(report.loss, report.grad_norm) : std::string();
   report.skipped = !why.empty();
-  if (!report.skipped) optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
+  if (!report.skipped) {
+    const TraceScope scope(trace, "optimizer", "optimizer");
+    optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
+  }
   read_correction_bias(report);
   summarize_loads(report);
 }

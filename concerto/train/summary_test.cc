@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "concerto/base/error.h"
-#include "concerto/train/test_folder.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {

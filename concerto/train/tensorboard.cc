@@ -67,12 +67,13 @@ double wall_time() {
 }
 
 // TensorBoard reads the files of a folder in the order of their names: ours must sort after those that are there.
-std::string new_file_name(const std::string& run_dir) {
+std::string new_file_name(const std::string& run_dir, bool& others) {
   int64_t seconds = static_cast<int64_t>(wall_time());
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(run_dir, ignored)) {
     const std::string name = entry.path().filename();
     if (!name.starts_with(kPrefix)) continue;
+    others = true;
     int64_t earlier = 0;
     std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), earlier);
     if (earlier < 9999999999) seconds = std::max(seconds, earlier + 1);
@@ -88,9 +89,9 @@ std::string new_file_name(const std::string& run_dir) {
 uint32_t masked_crc32c(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
 
 EventWriter::EventWriter(const std::string& run_dir, int64_t resume_step, Warn warn)
-    : file_(std::make_unique<RecordFile>(new_file_name(run_dir), std::move(warn))) {
+    : file_(std::make_unique<RecordFile>(new_file_name(run_dir, others_), std::move(warn))) {
   append_event(0, event::kFileVersion, "brain.Event:2");
-  if (resume_step > 0) append_event(resume_step + 1, event::kSessionLog, kSessionStart);
+  if (resume_step > 0 || others_) append_event(resume_step + 1, event::kSessionLog, kSessionStart);
 }
 
 void EventWriter::append_event(int64_t step, uint32_t field, std::string_view payload) {

@@ -27,7 +27,7 @@ class EventWriter {
  public:
   static constexpr int64_t kHistogramSteps = 10, kImageSteps = 50;
 
-  // resume_step > 0 tells TensorBoard to forget what earlier files of this folder say about later steps. Error(kIo) if
+  // Tells TensorBoard to forget what earlier files of this folder say about steps after resume_step. Error(kIo) if
   // no file can be made.
   EventWriter(const std::string& run_dir, int64_t resume_step, Warn warn = warn_on_stderr);
   void write(const StepReport& report);
@@ -43,6 +43,7 @@ class EventWriter {
   void prepare(const StepReport& report);
   void append_event(int64_t step, uint32_t field, std::string_view payload);
 
+  bool others_ = false;  // files of earlier runs in this folder
   std::unique_ptr<RecordFile> file_;
   std::vector<int64_t> layers_;  // those that the tags below name
   struct LayerTags {

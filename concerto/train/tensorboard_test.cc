@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "concerto/base/error.h"
-#include "concerto/train/test_folder.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/test_png.h"
 
 namespace concerto {
@@ -285,6 +285,16 @@ TEST(EventWriter, ResumeTellsTensorBoardToForgetLaterSteps) {
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[1].session_status, 1u);
   EXPECT_EQ(events[1].step, 9);
+}
+
+// A run that died before its first checkpoint starts over in its folder.
+TEST(EventWriter, AFreshStartForgetsTheFilesThatAreThere) {
+  const TestFolder folder;
+  const EventWriter first(folder.path(), 0), second(folder.path(), 0);
+  const auto events = decode_file(second.path());
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[1].session_status, 1u);
+  EXPECT_EQ(events[1].step, 1);
 }
 
 TEST(EventWriter, DenseModelHasNoExpertTags) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "concerto/base/error.h"
+#include "concerto/base/files.h"
 
 namespace concerto {
 namespace {
@@ -116,7 +117,7 @@ void TraceWriter::finish() {
   if (written_ || used_.load() == 0) return;
   written_ = true;
   try {
-    write_file_atomically(path_, json());
+    write_file_atomic(path_, json());
   } catch (const Error& error) {
     if (warn_) warn_(error.what());
   }

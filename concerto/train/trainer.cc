@@ -3,17 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 
+#include "concerto/base/clock.h"
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/signals.h"
 
 namespace concerto {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 BatchSourceOptions source_options(const RunConfig& c, bool valid) {
   const ModelConfig& m = c.model.config;
@@ -34,7 +32,7 @@ BatchSourceOptions train_source_options(const RunConfig& config) { return source
 
 Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style)
     : config_((check_trainable(config), config)),
-      start_time_(now()),
+      start_time_(steady_seconds()),
       folder_(config_),
       progress_({.style = style, .log_every_steps = config_.monitor.log_every_steps}),
       before_data_bytes_(read_process_memory().rss_bytes),
@@ -47,7 +45,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
               .starving_below = config_.monitor.starving_below,
               .collapsed_below = config_.monitor.collapsed_below,
               .experts_per_token = config_.model.config.moe_k}) {
-  check_memory(engine_.predicted_bytes(), read_available_memory());  // its buffers are mapped, but not yet touched
+  check_memory(engine_.predicted_bytes() + batch_bytes(), read_available_memory());  // mapped, but not yet touched
   for (const std::string& note : folder_.notes()) progress_.log("passed over " + note);
   constexpr int64_t kManyParameters = 50'000'000;  // take some seconds
   if (const int64_t n = parameter_count(config_.model.config); n > kManyParameters)
@@ -65,7 +63,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
-  predicted_bytes_ = engine_.predicted_bytes() + data_bytes_to_map();
+  predicted_bytes_ = engine_.predicted_bytes() + batch_bytes() + data_bytes_to_map();
   folder_.write_config(config_);
   describe();
 
@@ -75,7 +73,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
                         int64_t step, std::vector<MicroBatch>& out) { source_.fill((step - 1) * n, n, rows, out); };
   prefetcher_ = std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch);
-  saved_time_ = now();
+  saved_time_ = steady_seconds();
 }
 
 Trainer::~Trainer() = default;
@@ -100,12 +98,12 @@ void Trainer::start_from_weights() {
 }
 
 void Trainer::resume() {
-  const std::vector<NamedTensor> tensors = checkpoint_tensors(engine_.store());
-  load_checkpoint(folder_.resume_path(), meta_, tensors);
-  if (!meta_.config_hash.empty() && meta_.config_hash != run_config_hash(config_))
+  const std::string saved_by = CheckpointReader(folder_.resume_path()).meta().config_hash;
+  if (!saved_by.empty() && saved_by != run_config_hash(config_))
     throw Error(ErrorCode::kCheckpoint, folder_.resume_path(),
                 "was saved by a run with other settings (model, data, training, optimizer or seed)",
                 "Use the config.yaml of its run folder, or start from its exported model with model.init: pretrained.");
+  load_checkpoint(folder_.resume_path(), meta_, checkpoint_tensors(engine_.store()));
   engine_.store().refresh_copies();
   guard_.restore(meta_.loss_history);
   step_ = meta_.step;
@@ -129,6 +127,14 @@ double Trainer::docs_per_row() const {
     weights += weight;
   }
   return std::min(docs / weights, static_cast<double>(config_.training.seq_length));
+}
+
+// Of the micro-batches that are read ahead and the ones in use: ids, positions and targets of each token.
+int64_t Trainer::batch_bytes() const {
+  const TrainingSection& t = config_.training;
+  const int64_t steps = std::min<int64_t>(config_.data.prefetch + 1, std::max<int64_t>(1, t.steps - step_));
+  const int64_t ids = 3 + 2 * config_.model.config.num_nextn_predict_layers;
+  return steps * t.global_batch_size * t.seq_length * ids * static_cast<int64_t>(sizeof(int32_t));
 }
 
 // What reading the data will still map: opening it has mapped small files whole, to check them. A row's tokens stand
@@ -191,17 +197,22 @@ RunSummary Trainer::run() {
   return summary;
 }
 
+const std::vector<MicroBatch>& Trainer::next_batch() {
+  const TraceScope scope(trace_.get(), "wait for data", "data");
+  return prefetcher_->next();
+}
+
 void Trainer::one_step() {
-  const double begin = now();
+  const double begin = steady_seconds();
   const int64_t next = step_ + 1;
   if (trace_) trace_->begin_step(next);
-  const std::vector<MicroBatch>& micro_batches = prefetcher_->next();
+  const std::vector<MicroBatch>& micro_batches = next_batch();
   engine_.step(next, micro_batches, &guard_, report_, why_);
   if (trace_) trace_->end_step();
   if (report_.skipped) handle_bad_step(why_, micro_batches);
   step_ = next;
   meta_.valid_loss.reset();
-  const double seconds = now() - begin;
+  const double seconds = steady_seconds() - begin;
   train_seconds_ += seconds;
   report_step(seconds);
 }
@@ -213,9 +224,14 @@ void Trainer::handle_bad_step(const std::string& why, std::span<const MicroBatch
       fmt::format("{}; batch: samples {} to {}; first bad tensor: {}", why, first, first + n - 1, bad);
   constexpr int64_t kMostInARow = 20;  // weights that are broken never give a good step again
   ++skipped_;
-  if (config_.training.on_bad_loss == BadStep::kStop || ++skipped_in_a_row_ > kMostInARow)
-    throw Error(ErrorCode::kNumeric, fmt::format("step {}", step_ + 1), text,
+  const std::string where = fmt::format("step {}", step_ + 1);
+  if (config_.training.on_bad_loss == BadStep::kStop)
+    throw Error(ErrorCode::kNumeric, where, text,
                 "Lower optimizer.lr, raise warmup_steps, or skip such batches with training.on_bad_loss: skip.");
+  if (++skipped_in_a_row_ > kMostInARow)
+    throw Error(ErrorCode::kNumeric, where, fmt::format("{} bad steps in a row; the last: {}", skipped_in_a_row_, text),
+                "It is not the batch: look at the data from there on, or go back to an earlier checkpoint with "
+                "run.resume.");
   progress_.log(fmt::format("step {} skipped: {}", step_ + 1, text));
 }
 
@@ -241,7 +257,7 @@ bool Trainer::evaluation_due() const {
 
 void Trainer::evaluate() {
   progress_.status("evaluating");
-  const double begin = now();
+  const double begin = steady_seconds();
   const TrainingSection& t = config_.training;
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size), all = valid_->rows_per_pass();
   const int64_t samples = t.eval_batches > 0 ? std::min(all, t.eval_batches * rows) : all;
@@ -252,10 +268,12 @@ void Trainer::evaluate() {
     for (const MicroBatch& b : valid_batches_) engine_.executor().evaluate(b, valid_output_);
   }
   if (StopSignals::requested() != 0) return;  // half an evaluation says nothing
+  if (valid_output_.loss_count[0] == 0)
+    return progress_.log(fmt::format("WARNING: no validation loss: no token of the {} rows looked at counts", samples));
   const EvalReport report{.step = step_,
                           .valid_loss = valid_output_.loss(),
                           .valid_tokens = valid_output_.loss_count[0],
-                          .seconds = now() - begin};
+                          .seconds = steady_seconds() - begin};
   meta_.valid_loss = report.valid_loss;
   if (report.valid_loss < meta_.best_valid_loss) {
     meta_.best_valid_loss = report.valid_loss;
@@ -268,29 +286,38 @@ void Trainer::evaluate() {
 
 bool Trainer::should_save() const {
   const CheckpointSection& c = config_.checkpoint;
+  const bool only_at_the_end = c.every_steps == 0 && c.every_minutes == 0;
+  if (c.keep_best && !only_at_the_end && meta_.best_step == step_) return true;
   if (c.every_steps > 0 && step_ % c.every_steps == 0) return true;
-  return c.every_minutes > 0 && now() - saved_time_ >= c.every_minutes * 60;
+  return c.every_minutes > 0 && steady_seconds() - saved_time_ >= c.every_minutes * 60;
 }
 
 // A checkpoint that cannot be written (full disk) is an alarm, not the end of the run: the last good one stays.
 void Trainer::save() {
   progress_.status(fmt::format("saving checkpoint {}", step_));
   meta_.step = step_;
+  meta_.weights_only = false;  // it is true of a checkpoint that `checkpoint import` made, not of ours
   meta_.samples = step_ * config_.training.global_batch_size;
   meta_.loss_history = guard_.history();
   meta_.counters["skipped_steps"] = static_cast<double>(skipped_);
-  saved_time_ = now();
+  saved_time_ = steady_seconds();
   try {
     metrics_->sync();
     if (loads_) loads_->sync();
     save_checkpoint(folder_.dir(), meta_, checkpoint_tensors(engine_.store()));
     saved_step_ = step_;
     unsaved_.clear();
-    remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
   } catch (const Error& e) {
     if (e.code != ErrorCode::kIo) throw;
     unsaved_ = fmt::format("the last checkpoint could not be saved: {}: {}", e.where, e.problem);
     progress_.log(fmt::format("WARNING: checkpoint {} could not be saved: {}", step_, e.what()));
+    return;
+  }
+  try {
+    remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::kIo) throw;
+    progress_.log(fmt::format("WARNING: an old checkpoint could not be removed: {}", e.what()));
   }
 }
 
@@ -301,7 +328,7 @@ void Trainer::finish(RunSummary& s) {
     try {
       HfExport options;
       options.dtype = config_.training.dtype == "bf16" ? DType::kBF16 : DType::kF32;
-      if (!meta_.tokenizer.empty()) options.copy_files = tokenizer_files(meta_.tokenizer);
+      if (!meta_.tokenizer.empty()) options.copy_files = files_beside_weights(meta_.tokenizer);
       options.replace = true;
       export_hf_store(dir + "/model", config_.model.config, engine_.store(), options);
       exported_ = dir + "/model";
@@ -328,7 +355,7 @@ void Trainer::finish(RunSummary& s) {
     s.best_valid_step = meta_.best_step;
   }
   s.tokens = tokens_;
-  s.seconds = now() - start_time_;
+  s.seconds = steady_seconds() - start_time_;
   s.train_seconds = train_seconds_;
   s.skipped_steps = skipped_;
   s.unsaved = unsaved_;

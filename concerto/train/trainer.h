@@ -74,6 +74,7 @@ class Trainer {
   void start_from_weights();
   void resume();
   void describe();
+  const std::vector<MicroBatch>& next_batch();
   void one_step();
   void handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches);
   void open_records();
@@ -84,6 +85,7 @@ class Trainer {
   void save();
   void finish(RunSummary& summary);
   double docs_per_row() const;
+  int64_t batch_bytes() const;
   int64_t data_bytes_to_map() const;
 
   RunConfig config_;

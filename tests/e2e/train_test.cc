@@ -6,6 +6,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -14,11 +16,13 @@
 #include <thread>
 
 #include "concerto/base/files.h"
+#include "concerto/checkpoint/hf_convert.h"
 #include "concerto/checkpoint/run_lock.h"
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/cli/backends.h"
 #include "concerto/cli/eval_command.h"
 #include "concerto/data/indexed_dataset.h"
+#include "concerto/tensor/values.h"
 #include "concerto/train/load_series.h"
 #include "tests/support/tiny_training.h"
 
@@ -98,6 +102,29 @@ TEST_F(Training, CountsTheLoadOfEveryExpert) {
     highest = std::max(highest, layer.worst_max_over_mean);
   }
   EXPECT_EQ(highest, *std::max_element(worst.begin(), worst.end()));
+}
+
+// A bias of zero is not shown; one that is something appears with its range, layer by layer.
+TEST_F(Training, ShowsTheRangeOfTheCorrectionBias) {
+  RunConfig c = config();
+  c.training.steps = 2;
+  ThreadPool pool(1);
+  {
+    Trainer trainer(c, backend_by_name("cpu"), pool, {});
+    ParameterStore& store = trainer.engine().store();
+    const int bias = store.find("model.layers.1.mlp.moe_statics.e_score_correction_bias");
+    ASSERT_GE(bias, 0);
+    std::vector<float> values(static_cast<size_t>(c.model.config.moe_num_experts), 0.25f);
+    values[1] = -0.5f;
+    store.set(bias, values.data());
+    trainer.run();
+  }
+  const LoadSeries s = read_load_series(c.run.dir + "/expert_load.bin", {});
+  EXPECT_TRUE(s.layers[0].total.has_bias);
+  EXPECT_EQ(s.layers[0].total.bias_min, -0.5);
+  EXPECT_EQ(s.layers[0].total.bias_max, 0.25);
+  const auto row = nlohmann::json::parse(metrics_rows(c.run.dir).at(0));
+  EXPECT_EQ(row["expert_bias"]["1"], (nlohmann::json{-0.5, 0.25}));
 }
 
 TEST_F(Training, TellsOfStarvingExpertsAndCollapsedRouters) {
@@ -211,6 +238,29 @@ TEST_F(Training, GoesOnFromANamedCheckpoint) {
   expect_error(ErrorCode::kCheckpoint, {"checkpoint-5"}, [&] { train(c); });
 }
 
+// Evaluations and saves fall on different steps. Noise to be validated on: the more is learnt, the worse.
+TEST_F(Training, TheBestCheckpointIsKeptWheneverItIsFound) {
+  work_.write_data("noise", 10, 2, 1.0);
+  RunConfig c = config();
+  c.data.valid = {{work_ / "noise", 1.0}};
+  c.training.eval_every_steps = 2;
+  c.checkpoint.every_steps = 5;
+  c.checkpoint.keep = 1;
+  train(c);
+  const std::vector<double> losses = metrics_values(c.run.dir, "valid_loss");
+  ASSERT_EQ(losses.size(), 6u);
+  const auto best = std::min_element(losses.begin(), losses.end());
+  const int64_t step = 2 * (1 + (best - losses.begin()));
+  ASSERT_TRUE(step != 10 && step != 12) << "saved anyway";
+  EXPECT_EQ(CheckpointReader(checkpoint_path(c.run.dir, step)).meta().valid_loss, *best);
+  EXPECT_EQ(list_checkpoints(c.run.dir).size(), 2u);
+  // Not where checkpoints are wanted at the end only.
+  c.run.dir = work_ / "end";
+  c.checkpoint.every_steps = 0;
+  train(c);
+  EXPECT_EQ(list_checkpoints(c.run.dir).size(), 1u);
+}
+
 TEST_F(Training, PassesOverADamagedCheckpoint) {
   RunConfig c = config();
   train(c);
@@ -294,6 +344,11 @@ TEST_F(Training, ACheckpointOfOtherSettingsIsRefused) {
   c.run.seed = 5;
   c.run.resume = checkpoint_path(config().run.dir, 6);
   expect_error(ErrorCode::kCheckpoint, {"checkpoint-6", "other settings"}, [&] { train(c); });
+  // Another model altogether: the cause, not a list of its tensors.
+  c.model.config.hidden_size *= 2;
+  const std::string message = error_of(ErrorCode::kCheckpoint, [&] { train(c); });
+  EXPECT_NE(message.find("other settings"), std::string::npos) << message;
+  EXPECT_LT(message.size(), 400u) << message;
 }
 
 TEST_F(Training, FolderInUse) {
@@ -347,24 +402,28 @@ TEST_F(Training, ALossThatIsNotFiniteNamesStepSamplesAndTensor) {
   }
 }
 
-// The forward pass is fine and one product of gradients overflows: the weight it belongs to is named.
+// The forward pass is fine and a product of gradients overflows: the weight it belongs to is named, also when all that
+// the backward pass computes after it becomes NaN.
 TEST_F(Training, ABadGradientIsNamed) {
-  RunConfig c = config();
-  ThreadPool pool(1);
-  Trainer trainer(c, backend_by_name("cpu"), pool, {});
-  ParameterStore& store = trainer.engine().store();
-  const auto fill = [&](const char* name, float value) {
-    const int i = store.find(name);
-    float* w = store.master(i).as<float>();
-    std::fill(w, w + store.specs()[static_cast<size_t>(i)].shape.elements(), value);
-  };
-  fill("model.layers.0.post_attention_layernorm.weight", 1e8f);
-  fill("model.layers.0.mlp.up_proj.weight", 0);
-  fill("model.layers.0.mlp.down_proj.weight", 1e30f);  // times zero
-  expect_error(
-      ErrorCode::kNumeric,
-      {"step 1", "samples 0 to 3", "gradient norm", "first bad tensor: gradient of model.layers.0.mlp.up_proj.weight"},
-      [&] { trainer.run(); });
+  for (const auto& [down, spreads] : {std::pair{1e30f, false}, {1e37f, true}}) {
+    RunConfig c = config(spreads ? "spreads" : "alone");
+    ThreadPool pool(1);
+    Trainer trainer(c, backend_by_name("cpu"), pool, {});
+    ParameterStore& store = trainer.engine().store();
+    const auto fill = [&](const char* name, float value) {
+      const int i = store.find(name);
+      float* w = store.master(i).as<float>();
+      std::fill(w, w + store.specs()[static_cast<size_t>(i)].shape.elements(), value);
+    };
+    fill("model.layers.0.post_attention_layernorm.weight", 1e8f);
+    fill("model.layers.0.mlp.up_proj.weight", 0);
+    fill("model.layers.0.mlp.down_proj.weight", down);  // times zero
+    expect_error(ErrorCode::kNumeric,
+                 {"step 1", "samples 0 to 3", "gradient norm",
+                  "first bad tensor: gradient of model.layers.0.mlp.up_proj.weight"},
+                 [&] { trainer.run(); });
+    EXPECT_EQ(all_finite(store.gradient(store.find("model.embed_tokens.weight"))), !spreads);
+  }
 }
 
 class Spikes : public Training {
@@ -421,7 +480,7 @@ TEST_F(Training, SkippingForEverEnds) {
   Trainer trainer(c, backend_by_name("cpu"), pool, {});
   ParameterStore& store = trainer.engine().store();
   store.master(store.find("model.norm.weight")).as<float>()[0] = NAN;
-  expect_error(ErrorCode::kNumeric, {"step 21"}, [&] { trainer.run(); });
+  expect_error(ErrorCode::kNumeric, {"step 21", "21 bad steps in a row", "run.resume"}, [&] { trainer.run(); });
   EXPECT_EQ(metrics_values(c.run.dir, "skipped").size(), 20u);
 }
 
@@ -487,7 +546,12 @@ nlohmann::json evaluate(std::vector<std::string> arguments) {
   arguments.push_back("--json");
   std::reverse(arguments.begin(), arguments.end());
   ::testing::internal::CaptureStdout();
-  app.parse(arguments);
+  try {
+    app.parse(arguments);
+  } catch (...) {
+    ::testing::internal::GetCapturedStdout();
+    throw;
+  }
   std::fflush(stdout);
   return nlohmann::json::parse(::testing::internal::GetCapturedStdout());
 }
@@ -507,6 +571,61 @@ TEST_F(Training, EvalGivesTheLossThatTrainingWrote) {
     EXPECT_NEAR(exported["loss"].get<double>(), valid[1], c.training.dtype == "f32" ? 1e-6 : 2e-3);
     EXPECT_EQ(exported["tokens"].get<int64_t>(), 9 * 33 - 9);
   }
+}
+
+// With a CONFIG, an option that is one of its settings would be ignored.
+TEST_F(Training, EvalRefusesWhatAConfigSettles) {
+  train(config());
+  const std::string yaml = work_ / "run/config.yaml";
+  for (const auto& [option, value, setting] :
+       std::vector<std::array<std::string, 3>>{{"--max-batches", "2", "--training.eval_batches=2"},
+                                               {"--dtype", "f32", "--training.dtype=f32"},
+                                               {"--seq-length", "16", "--training.seq_length=16"},
+                                               {"--micro-batch-size", "1", "--training.micro_batch_size=1"},
+                                               {"--backend", "ref", "backend: ref"}})
+    expect_error(ErrorCode::kUsage, {option, setting}, [&] { evaluate({yaml, option, value}); });
+}
+
+TEST_F(Training, EvalDoesNotPassOverADamagedRunInSilence) {
+  const RunConfig c = config();
+  train(c);
+  for (const CheckpointInfo& info : list_checkpoints(c.run.dir)) write_text(info.path + "/manifest.json", "{");
+  expect_error(ErrorCode::kCheckpoint, {c.run.dir, "no checkpoint of it is whole", "checkpoint-12"},
+               [&] { evaluate({c.run.dir + "/config.yaml"}); });
+}
+
+// Documents of one token have nothing to predict: no loss is no good loss.
+TEST_F(Training, AnEvaluationWithoutATokenIsNoBest) {
+  IndexedDatasetWriter writer(work_ / "empty", 40, false);
+  for (int i = 0; i < 64; ++i) writer.add_document(std::vector<int32_t>{5});
+  writer.finish();
+  RunConfig c = config();
+  c.data.valid = {{work_ / "empty", 1.0}};
+  const RunSummary s = train(c);
+  EXPECT_FALSE(s.best_valid_loss);
+  EXPECT_TRUE(metrics_values(c.run.dir, "valid_loss").empty());
+}
+
+TEST_F(Training, WhatTrainsOnFromAnImportIsAFullCheckpoint) {
+  train(config());
+  RunConfig c = config("imported");
+  import_hf_folder(work_ / "run/model", c.run.dir);
+  EXPECT_EQ(train(c).first_step, 1);
+  const CheckpointMeta meta = CheckpointReader(find_latest(c.run.dir).path).meta();
+  EXPECT_EQ(meta.step, 12);
+  EXPECT_FALSE(meta.weights_only);
+}
+
+TEST_F(Training, AnOldCheckpointThatStaysIsNoFailedSave) {
+  RunConfig c = config();
+  c.checkpoint.keep = 1;
+  set_io_fault_for_tests([](std::string_view operation, const std::string& path) {
+    return operation == "rename" && path.ends_with("/checkpoint-3") ? EPERM : 0;
+  });
+  const RunSummary s = train(c);
+  set_io_fault_for_tests(nullptr);
+  EXPECT_TRUE(s.unsaved.empty()) << s.unsaved;
+  EXPECT_EQ(find_latest(c.run.dir).step, 12);
 }
 
 TEST_F(Training, StartsFromAnExportedModel) {

@@ -1,13 +1,12 @@
 // Every golden case of Hugging Face on every backend, in every layout that one rank has.
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "concerto/base/test_folder.h"
 #include "concerto/checkpoint/safetensors.h"
 #include "concerto/cli/backends.h"
 #include "concerto/cli/golden.h"
@@ -80,8 +79,8 @@ TEST(GoldenMicroBatches, AccumulationChangesNothing) {
 // case.json with `from` replaced; the message of the error that it gives.
 std::string case_fault(const std::string& from, const std::string& to) {
   namespace fs = std::filesystem;
-  const fs::path dir = fs::temp_directory_path() / fmt::format("concerto-case-{}", getpid());
-  fs::remove_all(dir);
+  const TestFolder folder;
+  const fs::path dir = folder / "case";
   fs::copy("tests/golden/lamb-moe", dir);
   std::ifstream in("tests/golden/lamb-moe/case.json");
   std::string text{std::istreambuf_iterator<char>(in), {}};
@@ -95,7 +94,6 @@ std::string case_fault(const std::string& from, const std::string& to) {
   } catch (const Error& e) {
     what = e.what();
   }
-  fs::remove_all(dir);
   return what;
 }
 
@@ -112,7 +110,8 @@ TEST(GoldenCaseFile, FaultsAreNamed) {
 // Ids and positions of a file go to kernels that trust them.
 TEST(GoldenCaseFile, IdsOutsideTheVocabularyAreRefused) {
   namespace fs = std::filesystem;
-  const fs::path dir = fs::temp_directory_path() / fmt::format("concerto-ids-{}", getpid());
+  const TestFolder folder;
+  const fs::path dir = folder / "ids";
   ThreadPool pool(1);
   const std::pair<const char*, const char*> tensors[] = {{"moe-packed", "input_ids"},
                                                          {"moe-packed", "labels"},
@@ -142,14 +141,13 @@ TEST(GoldenCaseFile, IdsOutsideTheVocabularyAreRefused) {
       EXPECT_NE(std::string(e.what()).find("1073741824"), std::string::npos) << e.what();
     }
   }
-  fs::remove_all(dir);
 }
 
 // A comparison that cannot fail is worth nothing: one flipped weight must be seen.
 TEST(GoldenFlip, OneFlippedWeightIsSeen) {
   namespace fs = std::filesystem;
-  const fs::path dir = fs::temp_directory_path() / fmt::format("concerto-flip-{}", getpid());
-  fs::remove_all(dir);
+  const TestFolder folder;
+  const fs::path dir = folder / "flip";
   fs::create_directories(dir);
   for (const char* file : {"config.json", "model.safetensors"})
     fs::copy_file(fs::path("tests/golden/moe-tiny") / file, dir / file);
@@ -171,7 +169,6 @@ TEST(GoldenFlip, OneFlippedWeightIsSeen) {
   const GoldenReport report =
       verify_golden({.model_dir = dir.string(), .golden_dir = "tests/golden/moe-tiny"}, backend_by_name("ref"), pool);
   EXPECT_FALSE(report.ok());
-  fs::remove_all(dir);
 }
 
 }  // namespace

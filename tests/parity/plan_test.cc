@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "concerto/cli/backends.h"
+#include "concerto/tensor/values.h"
 #include "concerto/train/trainer.h"
 #include "tests/support/tiny_model.h"
 
@@ -64,11 +65,11 @@ Trajectory train(const ModelConfig& model, const Options& o) {
     t.tokens_per_expert.push_back(report.tokens_per_expert);
     Tensors gradients;
     for (int i = 0; i < engine.store().size(); ++i)
-      gradients[engine.store().specs()[static_cast<size_t>(i)].name] = doubles(engine.store().gradient(i));
+      gradients[engine.store().specs()[static_cast<size_t>(i)].name] = to_doubles(engine.store().gradient(i));
     t.gradients.push_back(std::move(gradients));
   }
   for (int i = 0; i < engine.store().size(); ++i)
-    t.weights[engine.store().specs()[static_cast<size_t>(i)].name] = doubles(engine.store().master(i));
+    t.weights[engine.store().specs()[static_cast<size_t>(i)].name] = to_doubles(engine.store().master(i));
   return t;
 }
 
@@ -263,7 +264,7 @@ TEST_F(MicroBatches, RaggedRowsAreAsEachRowAlone) {
   struct Hidden final : Observer {
     bool wants_logits() const override { return true; }
     void record(const std::string& name, View value) override {
-      if (name == "logits") logits = doubles(value);
+      if (name == "logits") logits = to_doubles(value);
     }
     std::vector<double> logits;
   };
@@ -344,7 +345,7 @@ TEST_F(MicroBatches, AuxLossIsTheFormula) {
     bool wants_logits() const override { return false; }
     void record(const std::string& name, View value) override {
       if (!name.ends_with(".probs")) return;
-      const std::vector<double> v = doubles(value);
+      const std::vector<double> v = to_doubles(value);
       all.insert(all.end(), v.begin(), v.end());
     }
     std::vector<double> all;
@@ -432,7 +433,7 @@ TEST(Ties, RecomputeKeepsTheChoices) {
     t.tokens_per_expert = {report.tokens_per_expert};
     t.gradients.emplace_back();
     for (int i = 0; i < store.size(); ++i)
-      t.gradients[0][store.specs()[static_cast<size_t>(i)].name] = doubles(store.gradient(i));
+      t.gradients[0][store.specs()[static_cast<size_t>(i)].name] = to_doubles(store.gradient(i));
     return t;
   };
   for (const auto& [backend, dtype] : {std::pair{"ref", "f32"}, {"cpu", "f32"}, {"cpu", "bf16"}}) {

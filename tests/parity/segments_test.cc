@@ -136,6 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"cpu_bf16_moe_mtp_full", "cpu", DType::kBF16, true, 2, Recompute::kFull, 2},
                       Case{"cpu_bf16_moe", "cpu", DType::kBF16, true, 0, Recompute::kNone, 1},
                       Case{"ref_f32_dense_mtp", "ref", DType::kF32, false, 1, Recompute::kSelective, 1},
+                      Case{"ref_f32_dense_deepest_mtp", "ref", DType::kF32, false, kMostMtpLayers, Recompute::kNone, 1},
                       Case{"cpu_f32_dense_full", "cpu", DType::kF32, false, 0, Recompute::kFull, 1}),
     [](const auto& info) { return std::string(info.param.name); });
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "concerto/base/rng.h"
+#include "concerto/tensor/values.h"
 
 namespace concerto::test {
 
@@ -107,29 +108,6 @@ MicroBatch joined(std::span<const MicroBatch> parts) {
   return all;
 }
 
-std::vector<double> doubles(View v) {
-  std::vector<double> out;
-  for (int64_t r = 0; r < v.rows(); ++r) {
-    const View row = v.rows_range(r, 1);
-    for (int64_t c = 0; c < v.cols(); ++c) {
-      switch (v.dtype) {
-        case DType::kF32:
-          out.push_back(row.as<float>()[c]);
-          break;
-        case DType::kF64:
-          out.push_back(row.as<double>()[c]);
-          break;
-        case DType::kBF16:
-          out.push_back(static_cast<float>(row.as<bf16>()[c]));
-          break;
-        default:
-          CHECK(false, "{}", dtype_name(v.dtype));
-      }
-    }
-  }
-  return out;
-}
-
 TinyRun::TinyRun(const ModelConfig& c, const Backend& backend, ThreadPool& pool, DType dtype, const Plan& plan)
     : config(c),
       store(tensor_specs(c), dtype, StoreUse::kTrain),
@@ -157,7 +135,8 @@ const StepOutput& TinyRun::step(const Schedule& schedule, std::span<const MicroB
 
 Tensors TinyRun::gradients() const {
   Tensors all;
-  for (int i = 0; i < store.size(); ++i) all[store.specs()[static_cast<size_t>(i)].name] = doubles(store.gradient(i));
+  for (int i = 0; i < store.size(); ++i)
+    all[store.specs()[static_cast<size_t>(i)].name] = to_doubles(store.gradient(i));
   return all;
 }
 

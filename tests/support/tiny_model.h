@@ -34,8 +34,6 @@ struct Plan {
 
 using Tensors = std::map<std::string, std::vector<double>>;
 
-std::vector<double> doubles(View v);
-
 // Model, store and executor in one.
 class TinyRun {
  public:

@@ -1,7 +1,5 @@
 #include "tests/support/tiny_training.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,18 +12,6 @@ namespace concerto::test {
 namespace fs = std::filesystem;
 
 constexpr int64_t kVocabulary = 40;
-
-Workplace::Workplace() {
-  static int number = 0;
-  path_ = (fs::temp_directory_path() / fmt::format("concerto-test-{}-{}", ::getpid(), number++)).string();
-  fs::remove_all(path_);
-  fs::create_directories(path_);
-}
-
-Workplace::~Workplace() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
 
 static std::vector<int32_t> document(const Rng& rng, uint64_t& at, double noise) {
   std::vector<int32_t> ids = {1 + static_cast<int32_t>(rng.below(at++, kVocabulary - 1))};

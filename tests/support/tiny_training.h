@@ -4,27 +4,20 @@
 #include <string>
 #include <vector>
 
+#include "concerto/base/test_errors.h"
+#include "concerto/base/test_folder.h"
 #include "concerto/train/trainer.h"
 #include "tests/support/tiny_model.h"
 
 namespace concerto::test {
 
-// A folder that vanishes with the test.
-class Workplace {
+// A folder of its own with what training needs.
+class Workplace : public TestFolder {
  public:
-  Workplace();
-  ~Workplace();
-  Workplace(const Workplace&) = delete;
-  Workplace& operator=(const Workplace&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
   // PREFIX.bin/.idx of documents in which each token mostly decides the next one; returns PREFIX.
   std::string write_data(const std::string& name, int documents, uint64_t seed, double noise = 0.1) const;
   // Documents of one token repeated, a row of 32 each, but those in [begin, end) are noise.
   std::string write_data_with_odd_documents(const std::string& name, int documents, int begin, int end) const;
-
- private:
-  std::string path_;
 };
 
 constexpr int64_t kDocumentTokens = 33;  // of write_data: a row of 32 tokens and the last one's target
@@ -41,25 +34,4 @@ std::vector<double> metrics_values(const std::string& run_dir, const std::string
 // Name and hash of every tensor: weights and moments.
 std::vector<std::string> checkpoint_contents(const std::string& path);
 
-// Expects Error `code` whose text holds all of `parts`; returns the text.
-template <class F>
-std::string expect_error(ErrorCode code, const std::vector<std::string>& parts, F&& f);
-
 }  // namespace concerto::test
-
-#include <gtest/gtest.h>
-
-template <class F>
-std::string concerto::test::expect_error(ErrorCode code, const std::vector<std::string>& parts, F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    const std::string text = e.what();
-    EXPECT_EQ(static_cast<int>(e.code), static_cast<int>(code)) << text;
-    for (const std::string& part : parts)
-      EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
-    return text;
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}

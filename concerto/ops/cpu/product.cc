@@ -1,7 +1,9 @@
 #include "concerto/ops/cpu/product.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <numeric>
 
 #include "concerto/ops/cpu/product_kernels.h"
 
@@ -12,13 +14,18 @@ struct TileSize {
   int64_t rows, columns;
 };
 
-// Largest tiles: sums, a packed panel row of A and the packed B fit the second cache level together. A row product
-// packs A again for every block of columns, so its tiles are wide; a weight product packs both. Rows are a multiple of
-// every mr.
-constexpr TileSize kRowTile{96, 512}, kWeightTile{192, 256}, kSmallestTile{48, 64};
+// Largest tiles: packed rows of A and the packed B fit the second cache level together. A row product packs A again for
+// every block of columns, so its tiles are wide. A weight product packs both, B for every block of rows: its tiles are
+// high, and go through their rows kWeightRows at a time. Rows are a multiple of every mr.
+constexpr TileSize kRowTile{96, 512}, kWeightTile{1536, 512}, kSmallestTile{48, 64};
+constexpr int64_t kWeightRows = 192;
 // Words of packed weights that a thread keeps (2 MB). A longer reduction takes narrower tiles, and past the narrowest
 // packs its weights again for every tile.
 constexpr int64_t kKeptWords = 512 * 1024, kNarrowestKept = 128;
+// Bytes of packed B that are read again for every few rows of the result without being missed.
+constexpr int64_t kBandBytes = 192 * 1024;
+// Bytes of weights that are fetched while others are in use: both fit the second cache level.
+constexpr int64_t kMostFetched = 512 * 1024;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -31,13 +38,14 @@ const char* at(const void* data, int64_t elements, DType type) {
 
 int64_t a_panel_words(const ProductKernels& k) { return kTileWords * k.mr + kPanelGap; }
 
-// Halves a tile until the costliest one is a small part of what a thread has to do, so that threads end together.
-// `share`: how much of all work lies in the part of the result of `rows` x `columns` that the costliest tile is cut
-// from.
+// Halves a tile until threads end together: until the costliest one is a small part of what a thread has to do, or,
+// where all are equal, every thread has as many. `share`: how much of all work lies in the part of the result of
+// `rows` x `columns` that the costliest tile is cut from.
 TileSize choose_tile(TileSize t, int64_t rows, int64_t columns, double share, int threads) {
   const auto too_big = [&] {
-    const double tiles = static_cast<double>(ceil_div(rows, t.rows) * ceil_div(columns, t.columns));
-    return share / tiles > 1.0 / (4 * threads);
+    const int64_t tiles = ceil_div(rows, t.rows) * ceil_div(columns, t.columns);
+    if (share == 1 && tiles % threads == 0) return false;
+    return share / static_cast<double>(tiles) > 1.0 / (4 * threads);
   };
   while (threads > 1 && too_big() && (t.rows > kSmallestTile.rows || t.columns > kSmallestTile.columns)) {
     if (t.columns > kSmallestTile.columns && (t.columns >= t.rows || t.rows == kSmallestTile.rows))
@@ -87,9 +95,33 @@ struct TileList {
 };
 
 struct Range {
-  int64_t begin, end;
+  int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
+
+// fn(tile, next, thread) for tiles [0, count). Threads take runs of at most `most` neighbours as they get free, short
+// ones towards the end. While there are many left they take the next run before the last tile of a run, so that they
+// know the tile `next` that they will take (-1: not known) and its memory can be fetched.
+template <class F>
+void for_tiles(ThreadPool& pool, int64_t count, int64_t most, F fn) {
+  std::atomic<int64_t> taken{0};
+  const auto take = [&] {
+    int64_t begin = taken.load(std::memory_order_relaxed), end;
+    do {
+      end = std::min(count, begin + std::clamp<int64_t>((count - begin) / (4 * pool.size()), 1, most));
+    } while (begin < count && !taken.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+    return Range{begin, end};
+  };
+  pool.run([&](int thread) {
+    for (Range run = take(); run.size() > 0;) {
+      for (int64_t tile = run.begin; tile + 1 < run.end; ++tile) fn(tile, tile + 1, thread);
+      const bool early = pool.size() == 1 || count - run.end >= 2 * most * pool.size();
+      Range next = early ? take() : Range{};
+      fn(run.end - 1, next.size() > 0 ? next.begin : -1, thread);
+      run = early ? next : take();
+    }
+  });
+}
 
 // Part `i` of `parts` nearly equal parts of [0, n), borders at multiples of `grain`.
 Range part_of(int64_t n, int64_t parts, int64_t i, int64_t grain) {
@@ -124,6 +156,21 @@ Block block_of(const View& v, const int32_t* index, int64_t row, int64_t count, 
   return {space, width};
 }
 
+// The same block, to be fetched ahead of block_of while `register_tiles` are made. Nothing where rows lie so that they
+// would push each other out of the second cache level.
+Ahead ahead_of(const View& v, const int32_t* index, int64_t row, int64_t count, int64_t column, int64_t width,
+               int64_t register_tiles) {
+  constexpr int64_t kWayBytes = 64 * 1024, kWays = 8;
+  const int64_t stride = v.row_stride * dtype_bytes(v.dtype), bytes = width * dtype_bytes(v.dtype);
+  if (count * std::gcd(stride, kWayBytes) > kWays * kWayBytes) return {};
+  return {.data = at(v.data, column, v.dtype) + (index ? 0 : row * stride),
+          .index = index ? index + row : nullptr,
+          .stride = stride,
+          .bytes = bytes,
+          .rows = count,
+          .lines = ceil_div(count * ceil_div(bytes, 64), std::max<int64_t>(1, register_tiles))};
+}
+
 // Words of space that block_of needs for `elements` of v.
 int64_t space_words(const View& v, int64_t elements) { return ceil_div(elements * dtype_bytes(v.dtype), 4); }
 
@@ -151,7 +198,7 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   const int64_t rows = p.out.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
   TileSize size = choose_tile(kRowTile, rows, p.n, 1, ctx.pool->size());
   while (words * size.columns > kKeptWords && size.columns > kNarrowestKept) size.columns /= 2;
-  const int64_t column_blocks = ceil_div(p.n, size.columns);
+  const int64_t column_blocks = ceil_div(p.n, size.columns), step = kTileWords * kernels.unit;
   const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), column_blocks);
   const int64_t kept = std::min(words, kKeptWords / size.columns / kTileWords * kTileWords),
                 strides = ceil_div(words, kept);
@@ -160,7 +207,7 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   ArenaScope scope(*ctx.scratch);
   const Workspaces workspaces(ctx, size.rows / kernels.mr * a_panel, panels_max * b_panel,
                               size.rows * panels_max * kernels.nr,
-                              p.gathers ? space_words(p.a, size.rows * std::min(k, kTileWords * kernels.unit)) : 0);
+                              p.gathers ? space_words(p.a, size.rows * std::min(k, step)) : 0);
   TileList tiles{static_cast<int64_t*>(ctx.scratch->take_bytes((p.groups + 1) * 8)), p.groups};
   auto* held = static_cast<int64_t*>(
       ctx.scratch->take_bytes(ctx.pool->size() * kAlignment));  // what each thread's b holds, a cache line each
@@ -183,16 +230,28 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
                         : p.accumulate                       ? Finish::kAddF32
                                                              : Finish::kStoreF32;
 
-  ctx.pool->parallel_dynamic(tiles.count(), [&](int64_t tile, int thread) {
-    const Workspace space = workspaces.of(thread);
-    int64_t& holds = held[thread * (kAlignment / 8)];
+  struct Place {
+    int64_t e, column_block;
+    Range rows, columns;
+  };
+  const auto place_of = [&](int64_t tile) {
     const int64_t e = tiles.group_of(tile), local = tile - tiles.first[e];
     const Range group = group_rows(p.offsets, e, rows);
     const int64_t row_blocks = (tiles.first[e + 1] - tiles.first[e]) / column_blocks;
-    const int64_t column_block = local / row_blocks;
-    const Range columns = part_of(p.n, column_blocks, column_block, kernels.nr);
-    Range r = part_of(group.size(), row_blocks, local % row_blocks, kernels.mr);
-    r = {r.begin + group.begin, r.end + group.begin};
+    const Range r = part_of(group.size(), row_blocks, local % row_blocks, kernels.mr);
+    return Place{e,
+                 local / row_blocks,
+                 {r.begin + group.begin, r.end + group.begin},
+                 part_of(p.n, column_blocks, local / row_blocks, kernels.nr)};
+  };
+  // Tiles of the same weights, which are packed once, to the same thread.
+  constexpr int64_t kMostRun = 8;
+  const int64_t keys = p.groups * column_blocks;
+  const int64_t run = keys == 1 ? 1 : std::clamp<int64_t>(tiles.count() / keys, 1, kMostRun);
+  for_tiles(*ctx.pool, tiles.count(), run, [&](int64_t tile, int64_t next_tile, int thread) {
+    const Workspace space = workspaces.of(thread);
+    int64_t& holds = held[thread * (kAlignment / 8)];
+    const auto [e, column_block, r, columns] = place_of(tile);
     if (columns.size() == 0 || r.size() == 0) return;
 
     const int64_t panels = ceil_div(columns.size(), kernels.nr), sums_stride = panels * kernels.nr;
@@ -211,14 +270,30 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
         const int64_t count = std::min(k, w_end * kernels.unit) - from;
         const Block a = block_of(p.a, p.a_row, r.begin, r.size(), from, count, space.rows);
         pack_a(a.data, a.stride, r.size(), count, space.a, a_panel);
+        Ahead ahead;
+        const int64_t register_tiles = ceil_div(r.size(), kernels.mr) * panels;
+        const int64_t later = from + count < k ? from + count : 0, width = std::min(k - later, step);
+        if (later > 0) {
+          ahead = ahead_of(p.a, p.a_row, r.begin, r.size(), later, width, register_tiles);
+        } else if (next_tile >= 0) {
+          const Place next = place_of(next_tile);
+          ahead = ahead_of(p.a, p.a_row, next.rows.begin, next.rows.size(), 0, width, register_tiles);
+          const int64_t weights = next.columns.size() * k * dtype_bytes(p.b_type);
+          const bool one_run = !p.reduce_rows || next.columns.size() == p.n;
+          if (strides == 1 && one_run && weights <= kMostFetched &&
+              (next.e != e || next.column_block != column_block)) {
+            ahead.run = at(p.b, next.e * p.n * k + next.columns.begin * b_stride, p.b_type);
+            ahead.run_bytes = weights;
+          }
+        }
         const uint32_t* b_words = space.b + (w - kept_begin) * kernels.nr;
         const int64_t straight = w_end == words && finish != Finish::kKeep ? columns.size() / kernels.nr : 0;
         if (straight > 0)
           kernels.tile(space.a, a_panel, b_words, b_panel, space.sums, sums_stride, r.size(), straight, w_end - w,
-                       w == 0, finish, out, p.out.row_stride);
+                       w == 0, finish, out, p.out.row_stride, &ahead);
         if (straight < panels)
           kernels.tile(space.a, a_panel, b_words + straight * b_panel, b_panel, space.sums + straight * kernels.nr,
-                       sums_stride, r.size(), panels - straight, w_end - w, w == 0, Finish::kKeep, nullptr, 0);
+                       sums_stride, r.size(), panels - straight, w_end - w, w == 0, Finish::kKeep, nullptr, 0, &ahead);
       }
     }
     const int64_t stored = finish == Finish::kKeep ? 0 : columns.size() / kernels.nr * kernels.nr;
@@ -238,9 +313,8 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
   const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
-  const Workspaces workspaces(ctx, kWeightTile.rows / kernels.mr * a_panel, panels_max * b_panel,
-                              kWeightTile.rows * panels_max * kernels.nr,
-                              p.gathers ? space_words(p.a, step * std::max(kWeightTile.rows, kWeightTile.columns)) : 0);
+  const Workspaces workspaces(ctx, kWeightRows / kernels.mr * a_panel, panels_max * b_panel, kWeightRows * kernels.nr,
+                              p.gathers ? space_words(p.a, step * std::max(kWeightRows, kWeightTile.columns)) : 0);
   auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
   if (ctx.dry_run) return;
   check_groups(p.offsets, p.groups, rows);
@@ -263,34 +337,70 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
   const auto pack_a = kernels.pack_a_cols[source_of(p.a.dtype)];
   const auto pack_b = kernels.pack_b_cols[source_of(p.b.dtype)];
 
-  ctx.pool->parallel_dynamic(groups * blocks, [&](int64_t tile, int thread) {
-    const Workspace space = workspaces.of(thread);
+  struct Place {
+    int64_t e;
+    Range group, rows, columns;
+  };
+  const auto place_of = [&](int64_t tile) {
     const int64_t e = order[tile / blocks], local = tile % blocks;
-    const Range group = group_rows(p.offsets, e, rows);
-    const Range i = part_of(m, row_blocks, local / column_blocks, kernels.mr),
-                j = part_of(n, column_blocks, local % column_blocks, kernels.nr);
-    if (i.size() == 0 || j.size() == 0) return;
-    const int64_t panels = ceil_div(j.size(), kernels.nr), sums_stride = panels * kernels.nr;
-    float* out = p.out + (e * m + i.begin) * n + j.begin;
+    return Place{e, group_rows(p.offsets, e, rows), part_of(m, row_blocks, local / column_blocks, kernels.mr),
+                 part_of(n, column_blocks, local % column_blocks, kernels.nr)};
+  };
+  // The block of A that is read after rows [i, i + kWeightRows) of the result over words from r on.
+  const auto a_after = [&](const Place& place, int64_t r, int64_t i, int64_t next_tile) -> Ahead {
+    const int64_t height = std::min(kWeightRows, place.rows.end - i),
+                  register_tiles = ceil_div(height, kernels.mr) * ceil_div(place.columns.size(), kernels.nr);
+    const auto block = [&](const Place& at, int64_t first, int64_t row) {
+      return ahead_of(p.a, p.a_row, first, std::min(step, at.group.end - first), row,
+                      std::min(kWeightRows, at.rows.end - row), register_tiles);
+    };
+    if (i + height < place.rows.end) return block(place, r, i + height);
+    if (r + step < place.group.end) return block(place, r + step, place.rows.begin);
+    if (next_tile < 0) return {};
+    const Place next = place_of(next_tile);
+    return block(next, next.group.begin, next.rows.begin);
+  };
+
+  // The rows of the result after [i, i + count).
+  const View out_rows(p.out, {p.groups * m, n}, DType::kF32);
+  const auto out_after = [&](const Place& place, int64_t i, int64_t count) -> Ahead {
+    const int64_t first = i + count, register_tiles = count / kernels.mr * ceil_div(place.columns.size(), kernels.nr);
+    if (first >= place.rows.end) return {};
+    return ahead_of(out_rows, nullptr, place.e * m + first, std::min(count, place.rows.end - first),
+                    place.columns.begin, place.columns.size(), register_tiles);
+  };
+
+  for_tiles(*ctx.pool, groups * blocks, 1, [&](int64_t tile, int64_t next_tile, int thread) {
+    const Workspace space = workspaces.of(thread);
+    const Place place = place_of(tile);
+    const auto& [e, group, rows_of, j] = place;
+    if (rows_of.size() == 0 || j.size() == 0) return;
+    // Whole panels add every block of words to the result; the last, partial one goes through `sums`.
+    const int64_t whole = j.size() / kernels.nr, stored = whole * kernels.nr;
     for (int64_t r = group.begin; r < group.end; r += step) {
       const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
-      const Block a = block_of(p.a, p.a_row, r, count, i.begin, i.size(), space.rows);
-      pack_a(a.data, a.stride, i.size(), count, space.a, a_panel);
       const Block b = block_of(p.b, p.b_row, r, count, j.begin, j.size(), space.rows);
       pack_b(b.data, b.stride, j.size(), count, space.b, b_panel);
-      const bool first = r == group.begin, last = r + step >= group.end;
-      const int64_t straight = last ? j.size() / kernels.nr : 0;
-      if (straight > 0)
-        kernels.tile(space.a, a_panel, space.b, b_panel, space.sums, sums_stride, i.size(), straight, words, first,
-                     Finish::kAddF32, out, n);
-      if (straight < panels)
-        kernels.tile(space.a, a_panel, space.b + straight * b_panel, b_panel, space.sums + straight * kernels.nr,
-                     sums_stride, i.size(), panels - straight, words, first, Finish::kKeep, nullptr, 0);
+      for (int64_t i = rows_of.begin; i < rows_of.end; i += kWeightRows) {
+        const int64_t height = std::min(kWeightRows, rows_of.end - i);
+        float* out = p.out + (e * m + i) * n + j.begin;
+        const Block a = block_of(p.a, p.a_row, r, count, i, height, space.rows);
+        pack_a(a.data, a.stride, height, count, space.a, a_panel);
+        Ahead ahead = a_after(place, r, i, next_tile);
+        // Few words: the result costs more than the products. It is gone through along its rows, the next ones fetched.
+        const int64_t band = words * j.size() * 4 <= kBandBytes ? 2 * kernels.mr : height;
+        for (int64_t row = 0; whole > 0 && row < height; row += band) {
+          if (band < height) ahead = out_after(place, i + row, band);
+          kernels.tile(space.a + row / kernels.mr * a_panel, a_panel, space.b, b_panel, space.sums, 0,
+                       std::min(band, height - row), whole, words, true, Finish::kAddF32, out + row * n, n, &ahead);
+        }
+        if (stored < j.size()) {
+          kernels.tile(space.a, a_panel, space.b + whole * b_panel, b_panel, space.sums, kernels.nr, height, 1, words,
+                       true, Finish::kKeep, nullptr, 0, &ahead);
+          kernels.store[kSourceF32](space.sums, kernels.nr, height, j.size() - stored, nullptr, out + stored, n, true);
+        }
+      }
     }
-    const int64_t stored = j.size() / kernels.nr * kernels.nr;
-    if (stored < j.size())
-      kernels.store[kSourceF32](space.sums + stored, sums_stride, i.size(), j.size() - stored, nullptr, out + stored, n,
-                                true);
   });
 }
 

@@ -24,6 +24,19 @@ enum Source { kSourceF32 = 0, kSourceBF16 = 1 };
 // Where the sums of a tile go: to c, or rounded once to out.
 enum class Finish { kKeep, kStoreF32, kStoreBF16, kAddF32 };
 
+// Memory that is read next. `tile` may fetch it to the second cache level while it multiplies: of the rows some lines
+// for every register tile, of the run a line for every word.
+struct Ahead {
+  const char* data = nullptr;
+  const int32_t* index = nullptr;  // row i of them is row index[i] of data; or null: row i
+  int64_t stride = 0, bytes = 0;   // from row to row, and what is read of each
+  int64_t rows = 0, row = 0;       // how many, and the first that is not fetched
+  int64_t byte = 0;                // of that row, already fetched
+  int64_t lines = 0;               // for every register tile
+  const char* run = nullptr;       // the part of it that is not fetched
+  int64_t run_bytes = 0;
+};
+
 struct ProductKernels {
   int unit;  // elements in a word
   int mr;    // rows of a register tile
@@ -43,10 +56,10 @@ struct ProductKernels {
 
   // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` overwrites c. The last words of a reduction
   // may go on to `out` instead, as `finish` says; c is then only read, and not at all if the last words are also the
-  // first.
+  // first. `ahead` may be null.
   void (*tile)(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
                int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
-               int64_t out_stride);
+               int64_t out_stride, Ahead* ahead);
 
   // out = c + bias (+ out), rounded once; bias may be null. By the type of out.
   void (*store[2])(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,

@@ -115,6 +115,17 @@ void column_sums(const void* x, int64_t stride, int64_t rows, int64_t cols, floa
   }
 }
 
+inline void fetch_some(Ahead* a) {
+  if (!a) return;
+  for (int64_t line = 0; line < a->lines && a->row < a->rows; ++line) {
+    __builtin_prefetch(a->data + (a->index ? a->index[a->row] : a->row) * a->stride + a->byte, 0, 2);
+    a->byte += 64;
+    if (a->byte < a->bytes) continue;
+    a->byte = 0;
+    ++a->row;
+  }
+}
+
 // The two, word by word: for edges, and for instruction sets without a better way.
 template <class S>
 inline void pack_block_plain(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {

@@ -143,7 +143,7 @@ TEST(TrappedTiles, AreWhatRuns) {
       for (auto& r : other.rows) r = r ? rows : 0;
     }
     tile_configure(other);
-    k.tile(a.data(), 256, b.data(), 512, c.data(), 32, 16, 1, 16, true, Finish::kKeep, nullptr, 0);
+    k.tile(a.data(), 256, b.data(), 512, c.data(), 32, 16, 1, 16, true, Finish::kKeep, nullptr, 0, nullptr);
     for (const float x : c) ASSERT_EQ(x, 16 * (1 * 3 + 2 * 4));
     std::fill(c.begin(), c.end(), 0.0f);
   }

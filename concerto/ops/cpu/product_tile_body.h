@@ -148,7 +148,7 @@ void use_tiles() {
 
 void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
           int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
-          int64_t out_stride) {
+          int64_t out_stride, Ahead* ahead) {
   use_tiles();
   const int64_t element = finish == Finish::kStoreBF16 ? 2 : 4, whole = words / kTileWide * kTileWide;
   const auto out_at = [&](int64_t i, int64_t j) {
@@ -169,15 +169,21 @@ void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b
   if (paired > 0)
     for (int64_t j = 0; j < panels; ++j) {
       const uint32_t* panel = b_at(j, 1);
-      for (int64_t i = 0; i < paired; i += 2 * kRows)
+      for (int64_t i = 0; i < paired; i += 2 * kRows) {
+        fetch_some(ahead);
+        fetch_some(ahead);
         block<2, 2>(a + i / kRows * a_panel_words, a_panel_words, panel, b_panel_words, last, words,
                     smaller(2 * kRows, rows - i), out_at(i, j));
+      }
     }
   if (paired == rows) return;
   const uint32_t* a_rest = a + paired / kRows * a_panel_words;
   int64_t j = 0;
-  for (; j + 2 <= panels; j += 2)
+  for (; j + 2 <= panels; j += 2) {
+    fetch_some(ahead);
+    fetch_some(ahead);
     block<1, 4>(a_rest, a_panel_words, b_at(j, 2), b_panel_words, last, words, rows - paired, out_at(paired, j));
+  }
   if (j < panels)
     block<1, 2>(a_rest, a_panel_words, b_at(j, 1), b_panel_words, last, words, rows - paired, out_at(paired, j));
 }

@@ -27,6 +27,9 @@ struct TileOut {
   bool first;
 };
 
+constexpr int64_t kLine = 64;  // bytes
+constexpr int kPanelLines = kColumns * 4 > kLine ? kColumns * 4 / kLine : 1;
+
 template <int kCount, class Each>
 inline void for_sums(Each each) {
 #pragma GCC unroll 16
@@ -35,9 +38,10 @@ inline void for_sums(Each each) {
     for (int v = 0; v < kVectors; ++v) each(i, v);
 }
 
-// kCount rows of a panel of A times one panel of B. What the sums meet at the end is fetched while the products run.
-template <int kCount>
-void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut& to) {
+// kCount rows of a panel of A times one panel of B. What the sums meet at the end is fetched while the products run,
+// and for every word kLines lines from `next` on, to the second cache level.
+template <int kCount, int kLines>
+void tile_of(const uint32_t* a, const uint32_t* b, const char* next, int64_t words, const TileOut& to) {
   typename Vec::Sum sum[kCount][kVectors];
   for_sums<kCount>([&](int i, int v) { sum[i][v] = Vec::zero(); });
   const bool to_c = to.finish == Finish::kKeep;
@@ -57,6 +61,9 @@ void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut&
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[i][v] = Vec::multiply_add(sum[i][v], row, column[v]);
     }
+#pragma GCC unroll 4
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(next + line * kLine, 0, 2);
+    next += kLines * kLine;
     a += kRows;
     b += kColumns;
   }
@@ -83,25 +90,28 @@ void tile_of(const uint32_t* a, const uint32_t* b, int64_t words, const TileOut&
   }
 }
 
-using TileFn = void (*)(const uint32_t*, const uint32_t*, int64_t, const TileOut&);
+using TileFn = void (*)(const uint32_t*, const uint32_t*, const char*, int64_t, const TileOut&);
 
-template <int kCount>
-constexpr void fill_tiles(TileFn* table) {
-  table[kCount] = tile_of<kCount>;
-  if constexpr (kCount > 1) fill_tiles<kCount - 1>(table);
-}
+template <int kLines>
 struct TileTable {
   TileFn of[kRows + 1] = {};
-  constexpr TileTable() { fill_tiles<kRows>(of); }
+  template <int kCount>
+  constexpr void fill() {
+    of[kCount] = tile_of<kCount, kLines>;
+    if constexpr (kCount > 1) fill<kCount - 1>();
+  }
+  constexpr TileTable() { fill<kRows>(); }
 };
 
 void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
           int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
-          int64_t out_stride) {
-  static constexpr TileTable kTiles;
+          int64_t out_stride, Ahead* ahead) {
+  static constexpr TileTable<0> kPlain;
+  static constexpr TileTable<1> kWithRun;
+  static constexpr TileTable<kPanelLines> kWithPanel;  // packed weights that fill more than the second cache level
   const int64_t element = finish == Finish::kStoreBF16 ? 2 : 4;
   for (int64_t j = 0; j < panels; ++j) {
-    const uint32_t* a_panel = a;
+    const uint32_t *a_panel = a, *b_panel = b + j * b_panel_words;
     for (int64_t i = 0; i < rows; i += kRows, a_panel += a_panel_words) {
       const TileOut to{c + i * c_stride + j * kColumns,
                        c_stride,
@@ -109,7 +119,18 @@ void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b
                        out_stride,
                        finish,
                        first};
-      kTiles.of[smaller(kRows, rows - i)](a_panel, b + j * b_panel_words, words, to);
+      const int64_t count = smaller(kRows, rows - i);
+      fetch_some(ahead);
+      if (ahead && ahead->run_bytes > 0) {
+        kWithRun.of[count](a_panel, b_panel, ahead->run, words, to);
+        const int64_t fetched = smaller(words * kLine, ahead->run_bytes);
+        ahead->run += fetched;
+        ahead->run_bytes -= fetched;
+      } else if (i == 0) {
+        kWithPanel.of[count](a_panel, b_panel, reinterpret_cast<const char*>(b_panel + b_panel_words), words, to);
+      } else {
+        kPlain.of[count](a_panel, b_panel, nullptr, words, to);
+      }
     }
   }
 }

@@ -1,4 +1,5 @@
-// For tests: a folder of its own that goes away with the test.
+// For tests: a folder of their own that goes away with the test. Tests run side by side, so a fixed name would be
+// shared.
 #pragma once
 
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 
 namespace concerto {
@@ -26,6 +28,11 @@ class TestFolder {
 
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  // The path of the new file.
+  std::string write(const std::string& name, const std::string& content) const {
+    std::ofstream(*this / name, std::ios::binary) << content;
+    return *this / name;
+  }
 
  private:
   std::string path_;

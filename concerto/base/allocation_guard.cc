@@ -1,4 +1,4 @@
-#include "concerto/train/allocation_guard.h"
+#include "concerto/base/allocation_guard.h"
 
 #include <execinfo.h>
 
