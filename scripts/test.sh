@@ -35,7 +35,7 @@ if [[ $all ]]; then
   stage "tests under asan and ubsan" "${tests[@]}" asan -LE slow
   stage "build tsan" scripts/build.sh tsan
   stage "tests under tsan" "${tests[@]}" tsan -LE 'slow|differences'
-  stage "build fuzz" scripts/build.sh fuzz safetensors_fuzz idx_fuzz jsonl_fuzz yaml_fuzz
+  stage "build fuzz" scripts/build.sh fuzz safetensors_fuzz idx_fuzz jsonl_fuzz load_fuzz yaml_fuzz
   stage "fuzz targets" scripts/fuzz.sh 20
 fi
 stage_summary

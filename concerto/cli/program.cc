@@ -22,6 +22,7 @@
 #include "concerto/cli/data_command.h"
 #include "concerto/cli/eval_command.h"
 #include "concerto/cli/generate_command.h"
+#include "concerto/cli/inspect_command.h"
 #include "concerto/cli/train_command.h"
 #include "concerto/cli/verify_command.h"
 #include "concerto/config/faults.h"
@@ -109,6 +110,7 @@ void add_commands(CLI::App& app) {
   add_data_command(app);
   add_checkpoint_command(app);
   add_bench_command(app);
+  add_inspect_command(app);
   add_config_command(app);
 }
 

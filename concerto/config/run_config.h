@@ -99,7 +99,10 @@ struct MonitorSection {
   bool tensorboard = true;
   std::vector<int64_t> trace_steps;  // [first, last]; empty: none
   int64_t log_every_steps = 1;       // plain lines when not on a terminal
-  std::string sample_prompt;         // a prompt continued at the end of training; empty: none
+  bool expert_load = true;           // write expert_load.bin
+  int64_t load_warning_steps = 100;  // in a row that a bad expert load lasts before a warning; 0: none
+  double starving_below = 0.01, collapsed_below = 0.1;
+  std::string sample_prompt;  // a prompt continued at the end of training; empty: none
   int64_t sample_tokens = 64;
 };
 

@@ -341,6 +341,22 @@ void output(std::vector<F>& f) {
                   .range(1, kMany)
                   .also({"logging_steps", "log_interval"}));
   f.push_back(F(
+      "monitor", "expert_load", [](RunConfig& c) -> Slot { return &c.monitor.expert_load; },
+      "write expert_load.bin: the tokens of every expert in every step, which `concerto inspect load` shows"));
+  f.push_back(F(
+                  "monitor", "load_warning_steps", [](RunConfig& c) -> Slot { return &c.monitor.load_warning_steps; },
+                  "steps in a row that experts starve or a router collapses before a warning; 0: no warnings")
+                  .range(0, kMany));
+  f.push_back(F(
+                  "monitor", "starving_below", [](RunConfig& c) -> Slot { return &c.monitor.starving_below; },
+                  "an expert starves with fewer tokens than this share of its layer's mean")
+                  .range(0, 1));
+  f.push_back(
+      F(
+          "monitor", "collapsed_below", [](RunConfig& c) -> Slot { return &c.monitor.collapsed_below; },
+          "a router collapses with fewer effective experts, exp(entropy), than moe_k + this x (experts - moe_k)")
+          .range(0, 1));
+  f.push_back(F(
                   "monitor", "sample_prompt", [](RunConfig& c) -> Slot { return &c.monitor.sample_prompt; },
                   "a prompt that the model continues at the end of training")
                   .when_unset("none"));

@@ -7,6 +7,7 @@
 
 #include "concerto/base/allocation_guard.h"
 #include "concerto/base/test_folder.h"
+#include "concerto/train/load_file.h"
 #include "concerto/train/memory_report.h"
 #include "concerto/train/metrics.h"
 #include "concerto/train/progress.h"
@@ -58,11 +59,17 @@ TEST(Monitor, SteadyStepAllocatesNothing) {
   Progress plain({.fd = null, .style = {}});
   TraceWriter trace(folder / "trace.json", 1, 1000000, 1 << 12);
   StepReport r;
+  LoadHead head{.layers = {}, .experts = 64};
+  for (int64_t layer = 0; layer < 28; ++layer) head.layers.push_back(layer);
+  LoadWriter loads(folder / "expert_load.bin", head, 0);
+  LoadWatch watch({.steps = 100, .starving_below = 0.01, .collapsed_below = 0.1, .experts_per_token = 6});
   r.steps = 100000;
   r.mtp_losses = {7.123456789};
   for (int64_t layer = 0; layer < 28; ++layer) {
     r.moe_layers.push_back(layer);
     r.tokens_per_expert.emplace_back(64, 100 + layer);
+    r.dropped_per_expert.emplace_back(64, layer);
+    r.correction_bias.emplace_back(64, 1.0 / static_cast<double>(3 + layer));
   }
   const auto step = [&] {
     trace.begin_step(++r.step);
@@ -72,8 +79,10 @@ TEST(Monitor, SteadyStepAllocatesNothing) {
       r.grad_norm = 1.0 / 3.0;
       r.tokens_per_s = 123456.789 * static_cast<double>(r.step);
       r.peak_bytes = read_process_memory().peak_bytes;
-      set_expert_max_over_mean(r);
+      summarize_loads(r);
       metrics.write(r);
+      loads.write(r);
+      watch.step(r.step, r.moe_layers, r.tokens_per_expert, r.layer_loads);
       events.write(r);
       live.step(r);
       plain.step(r);

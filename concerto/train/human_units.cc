@@ -62,6 +62,17 @@ std::string shell_word(const std::string& path) {
   return word + "'";
 }
 
+std::string group_digits(int64_t value) {
+  const std::string text = fmt::format("{}", value);
+  std::string grouped;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const size_t left = text.size() - i;
+    if (left % 3 == 0 && i > 0 && text[i - 1] != '-') grouped.push_back(',');
+    grouped.push_back(text[i]);
+  }
+  return grouped;
+}
+
 int64_t display_width(const std::string& text) {
   int64_t width = 0;
   for (const char c : text) width += (static_cast<unsigned char>(c) & 0xc0) != 0x80;

@@ -49,15 +49,7 @@ std::string tick_label(double value, const std::vector<double>& ticks) {
   const double step = ticks.size() > 1 ? ticks[1] - ticks[0] : std::max(std::abs(value), 1.0);
   const int digits = std::clamp(static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 0, 12);
   if (std::abs(value) < step * 1e-6) value = 0;
-  const std::string text = fmt::format("{:.{}f}", value, digits);
-  if (digits > 0) return text;
-  std::string grouped;  // 12,345
-  for (size_t i = 0; i < text.size(); ++i) {
-    const size_t left = text.size() - i;
-    if (left % 3 == 0 && i > 0 && text[i - 1] != '-') grouped.push_back(',');
-    grouped.push_back(text[i]);
-  }
-  return grouped;
+  return digits > 0 ? fmt::format("{:.{}f}", value, digits) : group_digits(std::llround(value));
 }
 
 std::string escape(std::string_view text) {

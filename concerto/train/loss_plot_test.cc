@@ -65,7 +65,7 @@ TEST(LossPlot, WritesAPictureFromTheMetricsOfARun) {
     StepReport r;
     r.moe_layers = {1};
     r.tokens_per_expert = {{3, 1}};
-    set_expert_max_over_mean(r);
+    summarize_loads(r);
     for (r.step = 1; r.step <= 50; ++r.step) {
       r.loss = 10.0 / static_cast<double>(r.step);
       writer.write(r);

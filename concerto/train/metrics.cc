@@ -25,12 +25,36 @@ void put(fmt::memory_buffer& out, double value) {
 
 void put(fmt::memory_buffer& out, int64_t value) { fmt::format_to(std::back_inserter(out), "{}", value); }
 
+struct Pair {
+  double low, high;
+};
+void put(fmt::memory_buffer& out, Pair pair) {
+  put(out, "[");
+  put(out, pair.low);
+  put(out, ", ");
+  put(out, pair.high);
+  put(out, "]");
+}
+
 template <class T>
 void field(fmt::memory_buffer& out, std::string_view name, T value) {
   put(out, out.size() == 0 ? "{\"" : ", \"");
   put(out, name);
   put(out, "\": ");
   put(out, value);
+}
+
+// {"3": number, ...} of every MoE layer.
+template <class Number>
+void by_layer(fmt::memory_buffer& out, std::string_view name, const StepReport& r, Number number) {
+  field(out, name, std::string_view());
+  for (size_t i = 0; i < r.moe_layers.size(); ++i) {
+    put(out, i == 0 ? "{\"" : ", \"");
+    put(out, r.moe_layers[i]);
+    put(out, "\": ");
+    put(out, number(r.layer_loads[i]));
+  }
+  put(out, "}");
 }
 
 // The lines of a metrics file that belong to steps up to `last_step`, whole and in order.
@@ -65,29 +89,31 @@ const std::string& cut_after(const std::string& path, int64_t resume_step, const
 
 }  // namespace
 
-double max_over_mean(std::span<const int64_t> tokens_per_expert) {
-  int64_t sum = 0, highest = 0;
-  for (const int64_t n : tokens_per_expert) {
-    sum += n;
-    highest = std::max(highest, n);
+void summarize_loads(StepReport& r) {
+  const size_t layers = r.moe_layers.size();
+  CHECK(layers == r.tokens_per_expert.size(), "{} layers, {} counts", layers, r.tokens_per_expert.size());
+  CHECK(r.dropped_per_expert.empty() || layers == r.dropped_per_expert.size());
+  CHECK(r.correction_bias.empty() || layers == r.correction_bias.size());
+  r.layer_loads.resize(layers);
+  r.expert_max_over_mean = 1;
+  r.expert_idle_share = 0;
+  for (size_t i = 0; i < layers; ++i) {
+    r.layer_loads[i] = summarize_load(
+        r.tokens_per_expert[i],
+        r.dropped_per_expert.empty() ? std::span<const int64_t>() : std::span<const int64_t>(r.dropped_per_expert[i]),
+        r.correction_bias.empty() ? std::span<const double>() : std::span<const double>(r.correction_bias[i]));
+    r.expert_max_over_mean = std::max(r.expert_max_over_mean, r.layer_loads[i].max_over_mean);
+    r.expert_idle_share += r.layer_loads[i].idle_share / static_cast<double>(layers);
   }
-  if (sum <= 0) return 1;
-  return static_cast<double>(highest) * static_cast<double>(tokens_per_expert.size()) / static_cast<double>(sum);
-}
-
-void set_expert_max_over_mean(StepReport& report) {
-  report.expert_max_over_mean = 1;
-  for (const auto& layer : report.tokens_per_expert)
-    report.expert_max_over_mean = std::max(report.expert_max_over_mean, max_over_mean(layer));
 }
 
 MetricsWriter::MetricsWriter(const std::string& path, int64_t resume_step, Warn warn)
     : file_(cut_after(path, resume_step, warn), warn) {}
 
 void MetricsWriter::write(const StepReport& r) {
-  CHECK(r.moe_layers.size() == r.tokens_per_expert.size(), "{} layers, {} counts", r.moe_layers.size(),
-        r.tokens_per_expert.size());
-  row_.reserve(1024 + 64 * (r.mtp_losses.size() + r.moe_layers.size()));  // the longest row: later ones never grow it
+  CHECK(r.moe_layers.size() == r.layer_loads.size(), "{} layers, {} loads", r.moe_layers.size(), r.layer_loads.size());
+  row_.reserve(1024 + 64 * r.mtp_losses.size() +
+               320 * r.moe_layers.size());  // the longest row: later ones never grow it
   row_.clear();
   field(row_, "step", r.step);
   field(row_, "loss", r.loss);
@@ -107,14 +133,14 @@ void MetricsWriter::write(const StepReport& r) {
     put(row_, "]");
   }
   if (!r.moe_layers.empty()) {
-    put(row_, ", \"expert_load\": ");
-    for (size_t i = 0; i < r.moe_layers.size(); ++i) {
-      put(row_, i == 0 ? "{\"" : ", \"");
-      put(row_, r.moe_layers[i]);
-      put(row_, "\": ");
-      put(row_, max_over_mean(r.tokens_per_expert[i]));
-    }
-    put(row_, "}");
+    field(row_, "expert_idle_share", r.expert_idle_share);
+    by_layer(row_, "expert_load", r, [](const LayerLoad& l) { return l.max_over_mean; });
+    by_layer(row_, "expert_idle", r, [](const LayerLoad& l) { return l.idle_share; });
+    by_layer(row_, "expert_entropy", r, [](const LayerLoad& l) { return l.entropy; });
+    if (r.layer_loads[0].has_drops)
+      by_layer(row_, "expert_dropped", r, [](const LayerLoad& l) { return l.dropped_share(); });
+    if (r.layer_loads[0].has_bias)
+      by_layer(row_, "expert_bias", r, [](const LayerLoad& l) { return Pair{l.bias_min, l.bias_max}; });
   }
   field(row_, "seconds", r.seconds);
   if (r.peak_bytes > 0) field(row_, "peak_bytes", r.peak_bytes);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "concerto/train/expert_load.h"
 #include "concerto/train/record_file.h"
 
 namespace concerto {
@@ -25,11 +26,20 @@ struct StepReport {
   int64_t tokens = 0;    // that went through the model in this step, masked prompts included
   double tokens_per_s = 0;
   double seconds = 0;
-  double expert_max_over_mean = 1;                      // worst layer; 1 for a dense model
-  std::vector<int64_t> moe_layers;                      // [MoE layers] their layer numbers
-  std::vector<std::vector<int64_t>> tokens_per_expert;  // [MoE layers][experts]
-  int64_t peak_bytes = 0;                               // highest resident memory so far; 0: not measured
-  bool skipped = false;                                 // a bad loss; no weight was changed
+
+  // What the routers did, counted over all micro-batches and ranks. Whoever steps fills these four, then calls
+  // summarize_loads.
+  std::vector<int64_t> moe_layers;                       // [MoE layers] their layer numbers
+  std::vector<std::vector<int64_t>> tokens_per_expert;   // [MoE layers][experts] choices, before any is dropped
+  std::vector<std::vector<int64_t>> dropped_per_expert;  // the same shape: those dropped; empty: nothing ever is
+  std::vector<std::vector<double>> correction_bias;      // the same shape, after the step; empty: routers without
+  // By summarize_loads.
+  std::vector<LayerLoad> layer_loads;  // [MoE layers]
+  double expert_max_over_mean = 1;     // worst layer; 1 for a dense model
+  double expert_idle_share = 0;        // of all experts of all layers; 0 for a dense model
+
+  int64_t peak_bytes = 0;  // highest resident memory so far; 0: not measured
+  bool skipped = false;    // a bad loss; no weight was changed
 };
 
 struct EvalReport {
@@ -39,16 +49,16 @@ struct EvalReport {
   double seconds = 0;
 };
 
-// Busiest expert over the mean: 1 is balanced, the number of experts is all tokens to one. 1 without tokens.
-double max_over_mean(std::span<const int64_t> tokens_per_expert);
-// Fills report.expert_max_over_mean with the worst of report.tokens_per_expert.
-void set_expert_max_over_mean(StepReport& report);
+// Fills what StepReport says it fills; a bug if the counts do not fit each other.
+void summarize_loads(StepReport& report);
 
 // RUNDIR/metrics.jsonl. A training row: {step, loss, total_loss, lr, grad_norm, tokens, tokens_per_s,
-// expert_max_over_mean, aux_loss, mtp_losses (if any), expert_load {layer: max over mean} (if MoE), seconds, peak_bytes
-// (if measured), skipped (if so)}. An evaluation row: {step, valid_loss, valid_tokens, seconds}; only training rows
-// have `loss`. Numbers have 17 significant digits; NaN and infinity are null. `tokens_per_s`, `seconds` and
-// `peak_bytes` depend on the machine, every other field is a function of the run's settings.
+// expert_max_over_mean, aux_loss, mtp_losses (if any), seconds, peak_bytes (if measured), skipped (if so)}; of a MoE
+// model also expert_idle_share and, each {layer: number}, expert_load (max over mean), expert_idle (share),
+// expert_entropy, expert_dropped (share, if routers drop) and expert_bias ([lowest, highest], if routers have one). An
+// evaluation row: {step, valid_loss, valid_tokens, seconds}; only training rows have `loss`. Numbers have 17
+// significant digits; NaN and infinity are null. `tokens_per_s`, `seconds` and `peak_bytes` depend on the machine,
+// every other field is a function of the run's settings.
 class MetricsWriter {
  public:
   // Continues after step `resume_step`: rows of later steps, broken lines and a torn last line are removed first, by

@@ -29,7 +29,7 @@ StepReport report_of(int64_t step) {
   r.seconds = 0.083;
   r.moe_layers = {1, 3};
   r.tokens_per_expert = {{10, 10, 10, 10}, {40, 0, 0, 0}};
-  set_expert_max_over_mean(r);
+  summarize_loads(r);
   return r;
 }
 
@@ -48,12 +48,19 @@ void write_steps(const std::string& path, int64_t resume, int64_t last) {
   }
 }
 
-TEST(Metrics, MaxOverMean) {
-  EXPECT_EQ(max_over_mean(std::vector<int64_t>{5, 5, 5}), 1.0);
-  EXPECT_EQ(max_over_mean(std::vector<int64_t>{0, 12, 0}), 3.0);
-  EXPECT_EQ(max_over_mean(std::vector<int64_t>{0, 0}), 1.0);
-  EXPECT_EQ(max_over_mean({}), 1.0);
-  EXPECT_EQ(report_of(1).expert_max_over_mean, 4.0);
+TEST(Metrics, WorstLoadOfAllLayers) {
+  StepReport r = report_of(1);
+  EXPECT_EQ(r.expert_max_over_mean, 4.0);
+  EXPECT_EQ(r.expert_idle_share, 0.375);  // 3 of 8
+  ASSERT_EQ(r.layer_loads.size(), 2u);
+  EXPECT_EQ(r.layer_loads[1].idle_share, 0.75);
+  r.moe_layers.clear();
+  r.tokens_per_expert.clear();
+  summarize_loads(r);
+  EXPECT_EQ(r.expert_max_over_mean, 1.0);
+  EXPECT_EQ(r.expert_idle_share, 0.0);
+  r.dropped_per_expert = {{1}};
+  EXPECT_THROW(summarize_loads(r), Bug);
 }
 
 TEST(Metrics, RowsHoldEveryFieldExactly) {
@@ -79,7 +86,12 @@ TEST(Metrics, RowsHoldEveryFieldExactly) {
   EXPECT_EQ(rows[0]["tokens"], 1024);
   EXPECT_EQ(rows[0]["tokens_per_s"].get<double>(), 12345.6);
   EXPECT_EQ(rows[0]["expert_max_over_mean"].get<double>(), 4.0);
+  EXPECT_EQ(rows[0]["expert_idle_share"].get<double>(), 0.375);
   EXPECT_EQ(rows[0]["expert_load"], (json{{"1", 1.0}, {"3", 4.0}}));
+  EXPECT_EQ(rows[0]["expert_idle"], (json{{"1", 0.0}, {"3", 0.75}}));
+  EXPECT_EQ(rows[0]["expert_entropy"], (json{{"1", 1.0}, {"3", 0.0}}));
+  EXPECT_FALSE(rows[0].contains("expert_dropped"));
+  EXPECT_FALSE(rows[0].contains("expert_bias"));
   EXPECT_EQ(rows[0]["mtp_losses"], (json{5.5, 6.25}));
   EXPECT_EQ(rows[0]["peak_bytes"], 1 << 20);
   EXPECT_FALSE(rows[0].contains("skipped"));
@@ -88,6 +100,18 @@ TEST(Metrics, RowsHoldEveryFieldExactly) {
   EXPECT_EQ(rows[2]["valid_loss"], 4.5);
   EXPECT_EQ(rows[2]["valid_tokens"], 99);
   EXPECT_FALSE(rows[2].contains("loss"));
+}
+
+TEST(Metrics, RowsHoldDropsAndBias) {
+  const TestFolder folder;
+  StepReport r = report_of(1);
+  r.dropped_per_expert = {{0, 0, 0, 0}, {10, 0, 0, 0}};
+  r.correction_bias = {{0, 0, 0, 0}, {-0.5, 0.25, 0, 0}};
+  summarize_loads(r);
+  MetricsWriter(folder / "m", 0).write(r);
+  const auto rows = rows_of(folder / "m");
+  EXPECT_EQ(rows.at(0)["expert_dropped"], (json{{"1", 0.0}, {"3", 0.25}}));
+  EXPECT_EQ(rows[0]["expert_bias"], (json{{"1", {0.0, 0.0}}, {"3", {-0.5, 0.25}}}));
 }
 
 TEST(Metrics, SeventeenDigits) {

@@ -99,6 +99,7 @@ void Progress::step(const StepReport& r) {
   last_.grad_norm = r.grad_norm;
   last_.tokens_per_s = r.tokens_per_s;
   last_.expert_max_over_mean = r.expert_max_over_mean;
+  last_.expert_idle_share = r.expert_idle_share;
   last_.skipped = r.skipped;
   const bool has_experts = !r.moe_layers.empty();
   if (has_experts != !last_.moe_layers.empty()) last_.moe_layers.assign(has_experts ? 1 : 0, 0);
@@ -113,6 +114,7 @@ void Progress::step(const StepReport& r) {
   add(line_, "step {}/{}  loss {:.4f}  lr {:.3g}  grad_norm {:.3f}  {} tokens/s", r.step, r.steps, r.loss, r.lr,
       r.grad_norm, format_count(r.tokens_per_s));
   if (has_experts) add(line_, "  experts {:.2f}x", r.expert_max_over_mean);
+  if (r.expert_idle_share > 0) add(line_, " {:.1f}% idle", 100 * r.expert_idle_share);
   if (r.skipped) add(line_, "  skipped: bad loss");
   if (r.step < r.steps) add(line_, "  {} left", format_duration(seconds_left()));
   line_.push_back('\n');
@@ -200,7 +202,10 @@ void Progress::draw() {
     parts[count++].set("loss {:.4f}{}", last_.loss, last_.skipped ? " skipped" : "");
     parts[count++].set("{} tok/s", format_count(last_.tokens_per_s));
     if (last_.step < last_.steps) parts[count++].set("{} left", format_duration(seconds_left()));
-    if (!last_.moe_layers.empty()) parts[count++].set("experts {:.2f}x", last_.expert_max_over_mean);
+    if (last_.expert_idle_share > 0)
+      parts[count++].set("experts {:.2f}x {:.1f}% idle", last_.expert_max_over_mean, 100 * last_.expert_idle_share);
+    else if (!last_.moe_layers.empty())
+      parts[count++].set("experts {:.2f}x", last_.expert_max_over_mean);
     if (valid_loss_) {
       parts[count].room_after = 1 + kShortestBar;  // rather the bar than this one
       parts[count++].set("valid {:.4f}", *valid_loss_);

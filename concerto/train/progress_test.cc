@@ -48,7 +48,7 @@ StepReport report_of(int64_t step) {
   r.tokens_per_s = 12345;
   r.moe_layers = {1};
   r.tokens_per_expert = {{2, 1}};
-  set_expert_max_over_mean(r);
+  summarize_loads(r);
   return r;
 }
 
@@ -91,6 +91,20 @@ TEST(Progress, PlainLinesWithoutATerminal) {
             "step 150/200  loss 3.1416  lr 0.0003  grad_norm 1.500  12.3k tokens/s  experts 1.33x  25 s left\n"
             "step 200/200  loss 3.1416  lr 0.0003  grad_norm 1.500  12.3k tokens/s  experts 1.33x\n"
             "step 200  valid loss 2.0000  perplexity 7.39  (4.10k tokens, 1.2 s)\n");
+}
+
+TEST(Progress, IdleExpertsHaveAWord) {
+  StepReport r = report_of(100);
+  r.tokens_per_expert = {{2, 1, 0, 1}};
+  summarize_loads(r);
+  Pipe plain;
+  Progress({.fd = plain.fd(), .style = {}}).step(r);
+  EXPECT_NE(plain.take().find("tokens/s  experts 2.00x 25.0% idle  "), std::string::npos);
+  Pipe pipe;
+  Progress live(live_options(pipe.fd(), 120));
+  test_time = 1;
+  live.step(r);
+  EXPECT_NE(visible(pipe.take()).find(" · experts 2.00x 25.0% idle"), std::string::npos);
 }
 
 TEST(Progress, SkippedStepsAlwaysHaveTheirLine) {

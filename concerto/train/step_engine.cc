@@ -28,6 +28,12 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
                       .loss_average = t.loss_average,
                       .scratch = optimizer_->scratch_bytes({.backend = &backend, .pool = &pool}),
                       .poison = poison});
+  for (const int layer : stage_->moe_layers())
+    for (int i = 0; i < store_->size(); ++i) {
+      const TensorSpec& spec = store_->specs()[static_cast<size_t>(i)];
+      if (spec.role == TensorRole::kCorrectionBias && spec.layer == layer) correction_biases_.push_back(i);
+    }
+  CHECK(correction_biases_.size() == stage_->moe_layers().size());
   predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes();
 }
 
@@ -56,16 +62,35 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
   report.tokens = output_.tokens;
   report.moe_layers.assign(stage_->moe_layers().begin(), stage_->moe_layers().end());
   report.tokens_per_expert = output_.tokens_per_expert;
-  set_expert_max_over_mean(report);
   {
     const TraceScope scope(trace, "gradient norm", "optimizer");
     report.grad_norm = optimizer_->gradient_norm(executor_->ops());
   }
   why = guard ? guard->judge(report.loss, report.grad_norm) : std::string();
   report.skipped = !why.empty();
-  if (report.skipped) return;
-  const TraceScope scope(trace, "optimizer", "optimizer");
-  optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
+  if (!report.skipped) {
+    const TraceScope scope(trace, "optimizer", "optimizer");
+    optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
+  }
+  read_correction_bias(report);
+  summarize_loads(report);
+}
+
+// A bias that was never anything but zero is not worth a word.
+void StepEngine::read_correction_bias(StepReport& report) {
+  const auto element = [](View bias, size_t e) {
+    return bias.dtype == DType::kF64 ? bias.as<double>()[e] : static_cast<double>(bias.as<float>()[e]);
+  };
+  const auto experts = static_cast<size_t>(config_.model.config.moe_num_experts);
+  for (size_t l = 0; l < correction_biases_.size() && !has_bias_; ++l)
+    for (size_t e = 0; e < experts; ++e)
+      has_bias_ = has_bias_ || element(store_->master(correction_biases_[l]), e) != 0;
+  report.correction_bias.resize(has_bias_ ? correction_biases_.size() : 0);
+  for (size_t l = 0; l < report.correction_bias.size(); ++l) {
+    report.correction_bias[l].resize(experts);
+    for (size_t e = 0; e < experts; ++e)
+      report.correction_bias[l][e] = element(store_->master(correction_biases_[l]), e);
+  }
 }
 
 }  // namespace concerto

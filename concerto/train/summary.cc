@@ -20,6 +20,7 @@ std::vector<RunSummary::Output> find_outputs(const std::string& run_dir) {
   };
   offer("loss.svg", "the loss curve; any web browser opens it");
   offer("metrics.jsonl", "one JSON object a step");
+  offer("expert_load.bin", fmt::format("the tokens of every expert; concerto inspect load {} draws them", run_dir));
   for (const auto& entry : fs::directory_iterator(run_dir, ignored)) {
     if (entry.path().filename().string().starts_with("events.out.tfevents.")) {
       found.push_back({"events.out.tfevents.*", "tensorboard --logdir " + shell_word(run_dir)});

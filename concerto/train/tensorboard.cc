@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <charconv>
 #include <chrono>
@@ -18,24 +17,17 @@ namespace {
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
-constexpr std::array<uint32_t, 256> make_crc_table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t crc = i;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) ? 0x82f63b78u : 0u);
-    table[i] = crc;
-  }
-  return table;
-}
-constexpr auto kCrcTable = make_crc_table();
-
 // Fields of tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 namespace event {
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 }
 namespace value {
-constexpr uint32_t kTag = 1, kSimpleValue = 2, kHistogram = 5;
+constexpr uint32_t kTag = 1, kSimpleValue = 2, kImage = 4, kHistogram = 5;
 }
+namespace picture {  // Summary.Image
+constexpr uint32_t kHeight = 1, kWidth = 2, kColorSpace = 3, kEncoded = 4;
+constexpr uint64_t kRgb = 3;
+}  // namespace picture
 namespace histo {
 constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSumSquares = 5, kBucketLimit = 6, kBucket = 7;
 }
@@ -93,12 +85,6 @@ std::string new_file_name(const std::string& run_dir, bool& others) {
 }
 
 }  // namespace
-
-uint32_t crc32c(std::string_view bytes) {
-  uint32_t crc = ~0u;
-  for (const char c : bytes) crc = kCrcTable[(crc ^ static_cast<uint8_t>(c)) & 0xff] ^ (crc >> 8);
-  return ~crc;
-}
 
 uint32_t masked_crc32c(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
 
@@ -162,34 +148,93 @@ void EventWriter::histogram(std::string_view tag, const std::vector<int64_t>& to
   put_bytes(summary_, kSummaryValue, value_);
 }
 
-void EventWriter::name_layers(const StepReport& report) {
+void EventWriter::image(std::string_view tag, const Canvas& canvas) {
+  canvas.encode(png_);
+  const auto number = [&](uint32_t field, int64_t v) {
+    put_key(image_, field, kVarint);
+    put_varint(image_, static_cast<uint64_t>(v));
+  };
+  image_.clear();
+  number(picture::kHeight, canvas.height());
+  number(picture::kWidth, canvas.width());
+  number(picture::kColorSpace, picture::kRgb);
+  put_bytes(image_, picture::kEncoded, png_);
+  value_.clear();
+  put_bytes(value_, value::kTag, tag);
+  put_bytes(value_, value::kImage, image_);
+  put_bytes(summary_, kSummaryValue, value_);
+}
+
+// Names and room for the longest record at once: the first histogram and image come many steps later, and a steady step
+// allocates nothing.
+void EventWriter::prepare(const StepReport& report) {
+  constexpr size_t kValue = 128;  // more than the tag, keys, lengths and single numbers of a value
+  size_t experts = 0, picture = 0;
   if (report.moe_layers != layers_) {
     layers_ = report.moe_layers;
-    load_tags_.clear();
-    token_tags_.clear();
-    for (const int64_t layer : layers_) {
-      load_tags_.push_back(fmt::format("expert_load/layer_{}", layer));
-      token_tags_.push_back(fmt::format("expert_tokens/layer_{}", layer));
+    tags_.clear();
+    map_.reset();
+    for (const int64_t i : layers_) {
+      const auto tag = [i](const char* name) { return fmt::format("{}/layer_{}", name, i); };
+      tags_.push_back({.load = tag("expert_load"),
+                       .idle = tag("expert_idle"),
+                       .entropy = tag("expert_entropy"),
+                       .dropped = tag("expert_dropped"),
+                       .bias_min = tag("expert_bias_min"),
+                       .bias_max = tag("expert_bias_max"),
+                       .tokens = tag("expert_tokens")});
     }
+  }
+  if (!layers_.empty()) {
+    experts = report.tokens_per_expert[0].size();
+    if (!map_) {
+      map_ = std::make_unique<LoadHeatMap>(layers_, static_cast<int64_t>(experts));
+      map_tokens_.assign(layers_.size(), std::vector<int64_t>(experts, 0));
+    }
+    picture = static_cast<size_t>(png_bound(map_->canvas().width(), map_->canvas().height()));
   }
   while (mtp_tags_.size() < report.mtp_losses.size())
     mtp_tags_.push_back(fmt::format("train/mtp_loss_{}", mtp_tags_.size()));
-  // Room for the longest record at once: the first histogram comes many steps later, and a steady step allocates
-  // nothing.
-  constexpr size_t kValue = 128;  // more than the tag, keys, lengths and single numbers of a value
-  const size_t experts = report.tokens_per_expert.empty() ? 0 : report.tokens_per_expert[0].size();
-  const size_t histogram = kValue + 2 * sizeof(double) * experts, scalars = 8 + mtp_tags_.size() + layers_.size();
+  const size_t histogram = kValue + 2 * sizeof(double) * experts, scalars = 8 + mtp_tags_.size() + 6 * layers_.size();
   histogram_.reserve(histogram);
-  value_.reserve(kValue + histogram);
-  summary_.reserve(scalars * kValue + layers_.size() * (2 * kValue + histogram));
+  png_.reserve(picture);
+  image_.reserve(picture + kValue);
+  value_.reserve(picture + 2 * kValue + histogram);
+  summary_.reserve(picture + (scalars + 2) * kValue + layers_.size() * (2 * kValue + histogram));
   event_.reserve(summary_.capacity() + kLongestHead);
   record_.reserve(summary_.capacity() + 2 * kLongestHead);
 }
 
+void EventWriter::load_scalars(const StepReport& r) {
+  scalar("train/aux_loss", r.aux_loss);
+  scalar("expert_load/max", r.expert_max_over_mean);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const LayerLoad& load = r.layer_loads[i];
+    const LayerTags& tags = tags_[i];
+    scalar(tags.load, load.max_over_mean);
+    scalar(tags.idle, load.idle_share);
+    scalar(tags.entropy, load.entropy);
+    if (load.has_drops) scalar(tags.dropped, load.dropped_share());
+    if (load.has_bias) {
+      scalar(tags.bias_min, load.bias_min);
+      scalar(tags.bias_max, load.bias_max);
+    }
+    if (r.step % kHistogramSteps == 0) histogram(tags.tokens, r.tokens_per_expert[i]);
+  }
+}
+
+void EventWriter::heat_map(const StepReport& r) {
+  for (size_t i = 0; i < layers_.size(); ++i)
+    for (size_t e = 0; e < map_tokens_[i].size(); ++e) map_tokens_[i][e] += r.tokens_per_expert[i][e];
+  if (r.step % kImageSteps != 0 && r.step != r.steps) return;
+  map_->draw(map_tokens_);
+  image("expert_load/heat_map", map_->canvas());
+  for (auto& layer : map_tokens_) std::fill(layer.begin(), layer.end(), 0);
+}
+
 void EventWriter::write(const StepReport& r) {
-  CHECK(r.moe_layers.size() == r.tokens_per_expert.size(), "{} layers, {} counts", r.moe_layers.size(),
-        r.tokens_per_expert.size());
-  name_layers(r);
+  CHECK(r.moe_layers.size() == r.layer_loads.size(), "{} layers, {} loads", r.moe_layers.size(), r.layer_loads.size());
+  prepare(r);
   summary_.clear();
   scalar("train/loss", r.loss);
   scalar("train/total_loss", r.total_loss);
@@ -198,12 +243,8 @@ void EventWriter::write(const StepReport& r) {
   scalar("train/tokens_per_s", r.tokens_per_s);
   for (size_t i = 0; i < r.mtp_losses.size(); ++i) scalar(mtp_tags_[i], r.mtp_losses[i]);
   if (!layers_.empty()) {
-    scalar("train/aux_loss", r.aux_loss);
-    scalar("expert_load/max", r.expert_max_over_mean);
-  }
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    scalar(load_tags_[i], max_over_mean(r.tokens_per_expert[i]));
-    if (r.step % kHistogramSteps == 0) histogram(token_tags_[i], r.tokens_per_expert[i]);
+    load_scalars(r);
+    heat_map(r);
   }
   append_event(r.step, event::kSummary, summary_);
 }

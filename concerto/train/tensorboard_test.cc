@@ -9,6 +9,7 @@
 
 #include "concerto/base/error.h"
 #include "concerto/base/test_folder.h"
+#include "concerto/train/test_png.h"
 
 namespace concerto {
 namespace {
@@ -83,6 +84,10 @@ struct Histogram {
   double min = 0, max = 0, num = 0;
   std::vector<double> limits, counts;
 };
+struct Image {
+  int64_t height = 0, width = 0, color_space = 0;
+  std::string png;
+};
 struct DecodedEvent {
   double wall_time = 0;
   int64_t step = 0;
@@ -90,6 +95,7 @@ struct DecodedEvent {
   std::optional<uint64_t> session_status;
   std::map<std::string, float> scalars;
   std::map<std::string, Histogram> histograms;
+  std::map<std::string, Image> images;
 };
 
 std::vector<double> doubles(std::string_view packed) {
@@ -112,6 +118,15 @@ DecodedEvent decode_event(std::string_view payload) {
       for (const Field& v : fields_of(value.bytes)) {
         if (v.number == 1) tag = v.bytes;
         if (v.number == 2) e.scalars[tag] = v.as_float();
+        if (v.number == 4) {
+          Image& image = e.images[tag];
+          for (const Field& part : fields_of(v.bytes)) {
+            if (part.number == 1) image.height = static_cast<int64_t>(part.varint);
+            if (part.number == 2) image.width = static_cast<int64_t>(part.varint);
+            if (part.number == 3) image.color_space = static_cast<int64_t>(part.varint);
+            if (part.number == 4) image.png = part.bytes;
+          }
+        }
         if (v.number != 5) continue;
         Histogram& h = e.histograms[tag];
         for (const Field& part : fields_of(v.bytes)) {
@@ -165,7 +180,7 @@ StepReport report_of(int64_t step) {
   r.tokens_per_s = 1e4;
   r.moe_layers = {2};
   r.tokens_per_expert = {{30, 10, 0, 0}};
-  set_expert_max_over_mean(r);
+  summarize_loads(r);
   return r;
 }
 
@@ -196,7 +211,10 @@ TEST(EventWriter, FileDecodesToWhatWasWritten) {
                                                              {"train/grad_norm", 0.75f},
                                                              {"train/tokens_per_s", 1e4f},
                                                              {"expert_load/max", 3.0f},
-                                                             {"expert_load/layer_2", 3.0f}}));
+                                                             {"expert_load/layer_2", 3.0f},
+                                                             {"expert_idle/layer_2", 0.5f},
+                                                             {"expert_entropy/layer_2", 0.405639056f}}));
+  EXPECT_TRUE(events[1].images.empty());
   EXPECT_TRUE(events[1].histograms.empty());
   EXPECT_EQ(events[2].step, 300);
   const Histogram& h = events[2].histograms.at("expert_tokens/layer_2");
@@ -206,6 +224,56 @@ TEST(EventWriter, FileDecodesToWhatWasWritten) {
   EXPECT_EQ(h.limits, (std::vector<double>{0.5, 1.5, 2.5, 3.5}));
   EXPECT_EQ(h.counts, (std::vector<double>{30, 10, 0, 0}));
   EXPECT_EQ(events[3].scalars, (std::map<std::string, float>{{"valid/loss", 2.75f}}));
+}
+
+TEST(EventWriter, HeatMapAddsUpTheStepsSinceTheLast) {
+  const TestFolder folder;
+  EventWriter writer(folder.path(), 0);
+  StepReport r = report_of(1);
+  r.steps = 120;
+  std::vector<int64_t> at;
+  std::vector<Image> images;
+  for (; r.step <= 120; ++r.step) {
+    r.tokens_per_expert = r.step % 2 == 1 ? std::vector<std::vector<int64_t>>{{10, 0, 0, 0}}
+                                          : std::vector<std::vector<int64_t>>{{0, 10, 0, 0}};
+    summarize_loads(r);
+    writer.write(r);
+  }
+  for (const DecodedEvent& e : decode_file(writer.path()))
+    for (const auto& [tag, image] : e.images) {
+      EXPECT_EQ(tag, "expert_load/heat_map");
+      at.push_back(e.step);
+      images.push_back(image);
+    }
+  EXPECT_EQ(at, (std::vector<int64_t>{50, 100, 120})) << "and after the last step";
+  ASSERT_EQ(images.size(), 3u);
+  EXPECT_EQ(images[0].png, images[2].png) << "only what came since: no sum grows over the run";
+  EXPECT_EQ(images[0].color_space, 3);
+  const TestPng png = read_png(images[0].png);
+  EXPECT_EQ(png.height, images[0].height);
+  EXPECT_EQ(png.width, images[0].width);
+  const LoadHeatMap empty(r.moe_layers, 4);
+  LoadHeatMap wanted(r.moe_layers, 4);
+  wanted.draw(std::vector<std::vector<int64_t>>{{250, 250, 0, 0}});
+  std::string bytes;
+  wanted.canvas().encode(bytes);
+  EXPECT_EQ(bytes, images[0].png);
+  empty.canvas().encode(bytes);
+  EXPECT_NE(bytes, images[0].png);
+}
+
+TEST(EventWriter, DropsAndBiasOfRoutersThatHaveThem) {
+  const TestFolder folder;
+  EventWriter writer(folder.path(), 0);
+  StepReport r = report_of(1);
+  r.dropped_per_expert = {{10, 0, 0, 0}};
+  r.correction_bias = {{0.5, -0.25, 0, 0}};
+  summarize_loads(r);
+  writer.write(r);
+  const auto scalars = decode_file(writer.path()).at(1).scalars;
+  EXPECT_EQ(scalars.at("expert_dropped/layer_2"), 0.25f);
+  EXPECT_EQ(scalars.at("expert_bias_min/layer_2"), -0.25f);
+  EXPECT_EQ(scalars.at("expert_bias_max/layer_2"), 0.5f);
 }
 
 TEST(EventWriter, ResumeTellsTensorBoardToForgetLaterSteps) {
@@ -236,6 +304,7 @@ TEST(EventWriter, DenseModelHasNoExpertTags) {
   r.moe_layers.clear();
   r.tokens_per_expert.clear();
   r.mtp_losses.clear();
+  summarize_loads(r);
   writer.write(r);
   const auto scalars = decode_file(writer.path()).at(1).scalars;
   EXPECT_EQ(scalars.size(), 5u);

@@ -42,7 +42,11 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
       valid_(config_.data.valid.empty() ? nullptr : std::make_unique<BatchSource>(source_options(config_, true))),
       baseline_bytes_(read_process_memory().rss_bytes),
       engine_(config_, backend, pool, docs_per_row()),
-      guard_(config_.training.spike_factor) {
+      guard_(config_.training.spike_factor),
+      watch_({.steps = config_.monitor.load_warning_steps,
+              .starving_below = config_.monitor.starving_below,
+              .collapsed_below = config_.monitor.collapsed_below,
+              .experts_per_token = config_.model.config.moe_k}) {
   check_memory(engine_.predicted_bytes() + batch_bytes(), read_available_memory());  // mapped, but not yet touched
   for (const std::string& note : folder_.notes()) progress_.log("passed over " + note);
   constexpr int64_t kManyParameters = 50'000'000;  // take some seconds
@@ -66,14 +70,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   folder_.write_config(config_);
   describe();
 
-  metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_,
-                                             [this](const std::string& line) { progress_.log(line); });
-  if (config_.monitor.tensorboard)
-    events_ =
-        std::make_unique<EventWriter>(folder_.dir(), step_, [this](const std::string& line) { progress_.log(line); });
-  if (config_.monitor.trace_steps.size() == 2)
-    trace_ = std::make_unique<TraceWriter>(folder_.file("trace.json"), config_.monitor.trace_steps[0],
-                                           config_.monitor.trace_steps[1]);
+  open_records();
   engine_.executor().set_trace(trace_.get());
   const TrainingSection& t = config_.training;
   const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
@@ -83,6 +80,20 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::open_records() {
+  const auto warn = [this](const std::string& line) { progress_.log(line); };
+  metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_, warn);
+  if (const auto& layers = engine_.stage().moe_layers(); config_.monitor.expert_load && !layers.empty())
+    loads_ = std::make_unique<LoadWriter>(
+        folder_.file(kLoadFileName),
+        LoadHead{.layers = {layers.begin(), layers.end()}, .experts = config_.model.config.moe_num_experts}, step_,
+        warn);
+  if (config_.monitor.tensorboard) events_ = std::make_unique<EventWriter>(folder_.dir(), step_, warn);
+  if (config_.monitor.trace_steps.size() == 2)
+    trace_ = std::make_unique<TraceWriter>(folder_.file("trace.json"), config_.monitor.trace_steps[0],
+                                           config_.monitor.trace_steps[1]);
+}
 
 void Trainer::start_from_weights() {
   for (const std::string& line : load_hf_weights(config_.model.path, config_.model.config, engine_.store()))
@@ -233,8 +244,12 @@ void Trainer::report_step(double seconds) {
   report_.peak_bytes = read_process_memory().peak_bytes;
   tokens_ += report_.tokens;
   metrics_->write(report_);
+  if (loads_) loads_->write(report_);
   if (events_) events_->write(report_);
   progress_.step(report_);
+  for (const std::string& line :
+       watch_.step(report_.step, report_.moe_layers, report_.tokens_per_expert, report_.layer_loads))
+    progress_.log("WARNING: " + line);
 }
 
 bool Trainer::evaluation_due() const {
@@ -290,6 +305,7 @@ void Trainer::save() {
   saved_time_ = steady_seconds();
   try {
     metrics_->sync();
+    if (loads_) loads_->sync();
     save_checkpoint(folder_.dir(), meta_, checkpoint_tensors(engine_.store()));
     saved_step_ = step_;
     unsaved_.clear();

@@ -14,6 +14,7 @@
 #include "concerto/optim/optimizer.h"
 #include "concerto/train/bad_step.h"
 #include "concerto/train/executor.h"
+#include "concerto/train/load_file.h"
 #include "concerto/train/metrics.h"
 #include "concerto/train/progress.h"
 #include "concerto/train/run_folder.h"
@@ -51,7 +52,11 @@ class StepEngine {
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Optimizer> optimizer_;
   Schedule schedule_;
+  void read_correction_bias(StepReport& report);
+
   StepOutput output_;
+  std::vector<int> correction_biases_;  // [MoE layers] places in the store
+  bool has_bias_ = false;               // one was not zero
   int64_t predicted_bytes_ = 0;
 };
 
@@ -76,6 +81,7 @@ class Trainer {
   const std::vector<MicroBatch>& next_batch();
   void one_step();
   void handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches);
+  void open_records();
   void report_step(double seconds);
   bool evaluation_due() const;
   void evaluate();
@@ -105,6 +111,8 @@ class Trainer {
   double saved_time_ = 0;
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<LoadWriter> loads_;  // null: dense, or not wanted
+  LoadWatch watch_;
   std::unique_ptr<EventWriter> events_;
   std::unique_ptr<TraceWriter> trace_;
   StepReport report_;

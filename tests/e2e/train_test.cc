@@ -23,6 +23,7 @@
 #include "concerto/cli/eval_command.h"
 #include "concerto/data/indexed_dataset.h"
 #include "concerto/tensor/values.h"
+#include "concerto/train/load_series.h"
 #include "tests/support/tiny_training.h"
 
 namespace concerto::test {
@@ -40,13 +41,14 @@ class Training : public ::testing::Test {
   // A folder as a run that was killed after `step` leaves it: the checkpoints up to there, and rows beyond.
   void copy_killed_run(const std::string& from, const std::string& to, int64_t step) const {
     fs::create_directories(work_ / to);
-    for (const char* file : {"config.yaml", "metrics.jsonl"})
+    for (const char* file : {"config.yaml", "metrics.jsonl", "expert_load.bin"})
       fs::copy_file(work_ / from + "/" + file, work_ / to + "/" + file);
     for (const CheckpointInfo& c : list_checkpoints(work_ / from))
       if (c.step <= step) fs::copy(c.path, checkpoint_path(work_ / to, c.step), fs::copy_options::recursive);
   }
   void expect_same_run(const std::string& a, const std::string& b, int64_t last) const {
     EXPECT_EQ(metrics_rows(work_ / a), metrics_rows(work_ / b));
+    EXPECT_TRUE(read_text_file(work_ / a + "/expert_load.bin") == read_text_file(work_ / b + "/expert_load.bin"));
     EXPECT_EQ(checkpoint_contents(checkpoint_path(work_ / a, last)),
               checkpoint_contents(checkpoint_path(work_ / b, last)));
   }
@@ -81,6 +83,66 @@ TEST_F(Training, LearnsAndLeavesItsFiles) {
     EXPECT_TRUE(fs::exists(fs::path(c.run.dir) / file)) << file;
   std::vector<double> tokens = metrics_values(c.run.dir, "tokens");
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), 4 * 32), 80);
+}
+
+// Every token of every micro-batch is counted, and no step twice.
+TEST_F(Training, CountsTheLoadOfEveryExpert) {
+  RunConfig c = config();
+  train(c);
+  const LoadSeries s = read_load_series(c.run.dir + "/expert_load.bin", {});
+  EXPECT_EQ(s.steps, 12);
+  EXPECT_EQ(s.last_step, 12);
+  EXPECT_EQ(s.experts, c.model.config.moe_num_experts);
+  const std::vector<double> worst = metrics_values(c.run.dir, "expert_max_over_mean");
+  double highest = 0;
+  ASSERT_FALSE(s.layers.empty());
+  for (const LayerSeries& layer : s.layers) {
+    EXPECT_EQ(layer.total.choices, 12 * 4 * 32 * c.model.config.moe_k);
+    EXPECT_FALSE(layer.total.has_drops || layer.total.has_bias);
+    highest = std::max(highest, layer.worst_max_over_mean);
+  }
+  EXPECT_EQ(highest, *std::max_element(worst.begin(), worst.end()));
+}
+
+// A bias of zero is not shown; one that is something appears with its range, layer by layer.
+TEST_F(Training, ShowsTheRangeOfTheCorrectionBias) {
+  RunConfig c = config();
+  c.training.steps = 2;
+  ThreadPool pool(1);
+  {
+    Trainer trainer(c, backend_by_name("cpu"), pool, {});
+    ParameterStore& store = trainer.engine().store();
+    const int bias = store.find("model.layers.1.mlp.moe_statics.e_score_correction_bias");
+    ASSERT_GE(bias, 0);
+    std::vector<float> values(static_cast<size_t>(c.model.config.moe_num_experts), 0.25f);
+    values[1] = -0.5f;
+    store.set(bias, values.data());
+    trainer.run();
+  }
+  const LoadSeries s = read_load_series(c.run.dir + "/expert_load.bin", {});
+  EXPECT_TRUE(s.layers[0].total.has_bias);
+  EXPECT_EQ(s.layers[0].total.bias_min, -0.5);
+  EXPECT_EQ(s.layers[0].total.bias_max, 0.25);
+  const auto row = nlohmann::json::parse(metrics_rows(c.run.dir).at(0));
+  EXPECT_EQ(row["expert_bias"]["1"], (nlohmann::json{-0.5, 0.25}));
+}
+
+TEST_F(Training, TellsOfStarvingExpertsAndCollapsedRouters) {
+  RunConfig c = config();
+  c.monitor.load_warning_steps = 3;
+  c.monitor.starving_below = 1;  // every expert below the mean
+  c.monitor.collapsed_below = 1;
+  c.monitor.expert_load = false;
+  testing::internal::CaptureStdout();
+  train(c);
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_NE(out.find("WARNING: step 3: layer 1: router collapse: choices spread over "), std::string::npos) << out;
+  EXPECT_NE(out.find(" starve"), std::string::npos) << out;
+  EXPECT_FALSE(fs::exists(c.run.dir + "/expert_load.bin"));
+  c = config("quiet");
+  testing::internal::CaptureStdout();
+  train(c);
+  EXPECT_EQ(testing::internal::GetCapturedStdout().find("WARNING"), std::string::npos);
 }
 
 TEST_F(Training, TwoRunsAreBitEqual) {

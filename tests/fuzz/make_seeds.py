@@ -86,10 +86,31 @@ def yaml_seeds():
     return seeds
 
 
+def bodies(*parts):
+    return b"".join(bytes([len(part)]) + part for part in parts)
+
+
+def load_seeds():
+    head, one, two = bytes([2, 3, 1, 3]), bytes([1, 0, 5, 5, 5, 9, 0, 6]), bytes([2, 1, 5, 5, 5, 9, 0, 6, 0, 1, 2, 3, 0, 0])
+    bias = bytes([200, 1, 2, 5, 5, 5, 9, 0, 6]) + struct.pack("<4f", -1, 1, 0, 0.5)
+    return {
+        "three": bodies(head, one, two, bias),
+        "large": bodies(head, bytes([1, 0]) + b"\xff\xff\xff\xff\x0f" * 6),
+        "far": bodies(head, one, b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f\0" + one[2:]),
+        "twice": bodies(head, one, one),
+        "short": bodies(head, one[:-1]),
+        "many_layers": bodies(bytes([127, 3, 1])),
+        "many_experts": bodies(b"\1\xff\xff\xff\xff\xff\xff\xff\x7f\1", one),
+        "bare": b"CNCLOAD1",
+        "length": b"CNCLOAD1" + b"\xff" * 8,
+    }
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    makers = {"safetensors_fuzz": safetensors_seeds, "idx_fuzz": idx_seeds, "jsonl_fuzz": jsonl_seeds, "yaml_fuzz": yaml_seeds}
+    makers = {"safetensors_fuzz": safetensors_seeds, "idx_fuzz": idx_seeds, "jsonl_fuzz": jsonl_seeds, "load_fuzz": load_seeds,
+              "yaml_fuzz": yaml_seeds}
     for target, maker in makers.items():
         folder = Path(sys.argv[1]) / target
         folder.mkdir(parents=True, exist_ok=True)
