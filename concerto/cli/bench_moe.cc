@@ -15,7 +15,7 @@
 #include "concerto/ops/cpu/isa.h"
 #include "concerto/ops/cpu/onednn_linear.h"
 #include "concerto/ops/linear.h"
-#include "concerto/train/metrics.h"
+#include "concerto/train/expert_load.h"
 
 namespace concerto {
 namespace {
@@ -92,7 +92,7 @@ class MoeLayer {
   void set_profile(OpProfile* profile) { ctx_.ops.profile = profile; }
   double max_over_mean() const {
     const auto* counts = router_.counts.as<const int64_t>();
-    return concerto::max_over_mean({counts, static_cast<size_t>(case_.experts)});
+    return summarize_load({counts, static_cast<size_t>(case_.experts)}).max_over_mean;
   }
 
  private:
