@@ -22,6 +22,7 @@
 #include "concerto/cli/data_command.h"
 #include "concerto/cli/eval_command.h"
 #include "concerto/cli/generate_command.h"
+#include "concerto/cli/inspect_command.h"
 #include "concerto/cli/train_command.h"
 #include "concerto/cli/verify_command.h"
 #include "concerto/config/faults.h"
@@ -107,6 +108,7 @@ int run_program(int argc, const char* const* argv) {
     add_train_command(app);
     add_eval_command(app);
     add_generate_command(app);
+    add_inspect_command(app);
     add_verify_command(app);
     add_data_command(app);
     add_checkpoint_command(app);

@@ -19,6 +19,8 @@ struct StepReport {
   double loss = 0;                 // language-model loss, mean over this step's valid tokens
   double total_loss = 0;           // what was differentiated: loss + auxiliary + MTP terms
   double aux_loss = 0;             // router balance loss, before its coefficient
+  double z_loss = 0;               // router z loss, before its coefficient; 0 without one
+  double orthogonal_loss = 0;      // of the router weights, before its coefficient; 0 without one
   std::vector<double> mtp_losses;  // [MTP blocks], before the scaling factor
   double lr = 0;
   double grad_norm = 0;  // before clipping
@@ -45,10 +47,11 @@ double max_over_mean(std::span<const int64_t> tokens_per_expert);
 void set_expert_max_over_mean(StepReport& report);
 
 // RUNDIR/metrics.jsonl. A training row: {step, loss, total_loss, lr, grad_norm, tokens, tokens_per_s,
-// expert_max_over_mean, aux_loss, mtp_losses (if any), expert_load {layer: max over mean} (if MoE), seconds, peak_bytes
-// (if measured), skipped (if so)}. An evaluation row: {step, valid_loss, valid_tokens, seconds}; only training rows
-// have `loss`. Numbers have 17 significant digits; NaN and infinity are null. `tokens_per_s`, `seconds` and
-// `peak_bytes` depend on the machine, every other field is a function of the run's settings.
+// expert_max_over_mean, aux_loss, z_loss and orthogonal_loss (if not 0), mtp_losses (if any), expert_load {layer: max
+// over mean} (if MoE), seconds, peak_bytes (if measured), skipped (if so)}. An evaluation row: {step, valid_loss,
+// valid_tokens, seconds}; only training rows have `loss`. Numbers have 17 significant digits; NaN and infinity are
+// null. `tokens_per_s`, `seconds` and `peak_bytes` depend on the machine, every other field is a function of the run's
+// settings.
 class MetricsWriter {
  public:
   // Continues after step `resume_step`: rows of later steps, broken lines and a torn last line are removed first, by

@@ -198,6 +198,8 @@ void EventWriter::write(const StepReport& r) {
   for (size_t i = 0; i < r.mtp_losses.size(); ++i) scalar(mtp_tags_[i], r.mtp_losses[i]);
   if (!layers_.empty()) {
     scalar("train/aux_loss", r.aux_loss);
+    if (r.z_loss != 0) scalar("train/z_loss", r.z_loss);
+    if (r.orthogonal_loss != 0) scalar("train/orthogonal_loss", r.orthogonal_loss);
     scalar("expert_load/max", r.expert_max_over_mean);
   }
   for (size_t i = 0; i < layers_.size(); ++i) {

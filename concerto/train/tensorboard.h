@@ -16,9 +16,9 @@ uint32_t crc32c(std::string_view bytes);         // Castagnoli
 uint32_t masked_crc32c(std::string_view bytes);  // as TFRecord stores it: rotated by 15 and shifted by a constant
 
 // Writes RUNDIR/events.out.tfevents.<time>.<host>.<pid>. A training step gives the scalars train/loss,
-// train/total_loss, train/aux_loss, train/mtp_loss_<i>, train/lr, train/grad_norm, train/tokens_per_s, expert_load/max
-// and expert_load/layer_<i> (max over mean), and every kHistogramSteps-th step the histograms expert_tokens/layer_<i>,
-// in which bucket e is expert e's tokens. An evaluation gives valid/loss.
+// train/total_loss, train/aux_loss, train/z_loss, train/orthogonal_loss, train/mtp_loss_<i>, train/lr, train/grad_norm,
+// train/tokens_per_s, expert_load/max and expert_load/layer_<i> (max over mean), and every kHistogramSteps-th step the
+// histograms expert_tokens/layer_<i>, in which bucket e is expert e's tokens. An evaluation gives valid/loss.
 class EventWriter {
  public:
   static constexpr int64_t kHistogramSteps = 10;
