@@ -109,6 +109,7 @@ std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
   for (const TensorSpec& spec : specs) {
     known.insert(spec.name);
     const SafetensorsEntry* entry = find(spec.name);
+    if (!entry && spec.role == TensorRole::kCorrectionBias && !config.moe_use_aux_free) continue;  // not read
     if (!entry)
       faults.missing(spec.name, spec.shape);
     else if (!(entry->shape == spec.shape))

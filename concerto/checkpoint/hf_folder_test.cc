@@ -174,6 +174,16 @@ TEST_F(HfFolder, NamesEveryTensorThatDoesNotFit) {
              "has shape [256, 64]");
 }
 
+TEST_F(HfFolder, WantsTheCorrectionBiasOnlyWhereItIsRead) {
+  ModelConfig config = load_model_config("tests/golden/moe-tiny");
+  Tensors tensors = golden_tensors("moe-tiny");
+  tensors.erase("model.layers.1.mlp.moe_statics.e_score_correction_bias");
+  const HfWeights weights(folder_of(tensors));
+  EXPECT_HAS(model_failure([&] { weights.check(config); }), "missing: model.layers.1.mlp.moe_statics");
+  config.moe_use_aux_free = false;
+  EXPECT_NO_THROW(weights.check(config));
+}
+
 TEST_F(HfFolder, TakesTheCorrectionBiasUnderItsNameInMemory) {
   const ModelConfig config = load_model_config("tests/golden/moe-tiny");
   Tensors tensors = golden_tensors("moe-tiny");

@@ -8,6 +8,7 @@ std::vector<std::string> load_hf_weights(const std::string& dir, const ModelConf
   std::vector<float> values;
   for (int i = 0; i < store.size(); ++i) {
     const TensorSpec& s = store.specs()[static_cast<size_t>(i)];
+    if (s.role == TensorRole::kCorrectionBias && !weights.find(s.name)) continue;  // stays zero; checked above
     values.resize(static_cast<size_t>(s.shape.elements()));
     weights.read(s.name, View(values.data(), s.shape, DType::kF32));
     store.set(i, values.data());

@@ -56,18 +56,12 @@ class MoeLayer {
     CHECK(unit_, "the stage has no MoE unit");
     saved_.segments.resize(unit_->segments.size());
     make_inputs(seed);
-    counts_ = Buffer(3 * c.experts * 8);
-    for (View* v : {&router_.counts, &router_.bare_counts, &router_.prob_sums})
-      *v = View(counts_.data() + (v == &router_.counts        ? 0
-                                  : v == &router_.bare_counts ? 1
-                                                              : 2) *
-                                     c.experts * 8,
-                {1, c.experts}, v == &router_.prob_sums ? DType::kF64 : DType::kI64);
+    router_ = RouterMemory(config_, {.stat = store_.stat()});
     tokens_.count = c.tokens;
     ctx_.ops = {.backend = &backend, .pool = &pool, .scratch = &scratch_};
     ctx_.tokens = &tokens_;
     ctx_.losses = &losses_;
-    ctx_.router = &router_;
+    ctx_.router = &router_.stats;
     ctx_.training = true;
     ctx_.ops.dry_run = true;
     run();
@@ -91,7 +85,7 @@ class MoeLayer {
   }
   void set_profile(OpProfile* profile) { ctx_.ops.profile = profile; }
   double max_over_mean() const {
-    const auto* counts = router_.counts.as<const int64_t>();
+    const auto* counts = router_.stats.counts.as<const int64_t>();
     return summarize_load({counts, static_cast<size_t>(case_.experts)}).max_over_mean;
   }
 
@@ -125,11 +119,11 @@ class MoeLayer {
   Stage stage_;
   const Unit* unit_ = nullptr;
   UnitSaved saved_;
-  Buffer memory_, counts_;
+  Buffer memory_;
   View hidden_, gradient_;
   Tokens tokens_;
   LossSums losses_;
-  RouterStats router_;
+  RouterMemory router_;
   Arena keep_, backward_, scratch_;
   SegmentContext ctx_;
 };

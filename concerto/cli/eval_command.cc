@@ -123,9 +123,10 @@ void run_eval(const EvalArguments& a, const CLI::App& command) {
   std::string from;
   const auto store = load_weights(c, a.checkpoint, from);
   const ModelConfig& m = c.model.config;
-  const Stage stage(m, *store, Recompute::kNone, c.training.seq_length);
-  Executor executor(stage, *store, backend_by_name(c.backend), pool,
-                    {.max_tokens = rows * c.training.seq_length, .train = false});
+  const Stage stage(m, *store, Recompute::kNone, c.training.seq_length, c.training.routing_unit);
+  Executor executor(
+      stage, *store, backend_by_name(c.backend), pool,
+      {.max_tokens = rows * c.training.seq_length, .max_rows = rows, .train = false, .routing = routing_options(c)});
   BatchSource source({.sources = c.data.valid,
                       .vocab_size = m.vocab_size,
                       .seq_length = c.training.seq_length,

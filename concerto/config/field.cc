@@ -151,14 +151,34 @@ bool assign_sources(std::vector<DataSource>* member, const Value& value, Problem
   return true;
 }
 
-bool assign_integers(const FieldInfo& f, std::vector<int64_t>* member, const Value& value, Problem& problem) {
-  if (value.kind != Value::Kind::kList) return problem = not_a("a list of whole numbers", value), false;
-  std::vector<int64_t> numbers;
+bool assign_one(const FieldInfo& f, int64_t* member, const Value& value, Problem& problem) {
+  return assign_integer(f, member, value, problem);
+}
+bool assign_one(const FieldInfo& f, double* member, const Value& value, Problem& problem) {
+  return assign_double(f, member, value, problem);
+}
+
+template <class T>
+bool assign_numbers(const FieldInfo& f, const char* wanted, std::vector<T>* member, const Value& value,
+                    Problem& problem) {
+  if (value.kind != Value::Kind::kList) return problem = not_a(wanted, value), false;
+  std::vector<T> numbers;
   for (const Value& item : value.items)
-    if (!assign_integer(f, &numbers.emplace_back(), item, problem)) return false;
+    if (!assign_one(f, &numbers.emplace_back(), item, problem)) return false;
   *member = std::move(numbers);
   return true;
 }
+
+template <class T, class Print>
+Value read_numbers(const std::vector<T>& numbers, const Print& print) {
+  Value list;
+  list.kind = Value::Kind::kList;
+  for (const T x : numbers) list.items.push_back(scalar(print(x)));
+  return list;
+}
+
+constexpr const char* kWholeNumbers = "list of whole numbers";
+constexpr const char* kNumbers = "list of numbers";
 
 }  // namespace
 
@@ -175,47 +195,48 @@ std::string print_double(double x) {
 }
 
 bool assign(const FieldInfo& f, const Slot& slot, const Value& value, Problem& problem) {
-  return std::visit(Overloaded{[&](bool* m) { return assign_bool(m, value, problem); },
-                               [&](int* m) { return assign_integer(f, m, value, problem); },
-                               [&](int64_t* m) { return assign_integer(f, m, value, problem); },
-                               [&](double* m) { return assign_double(f, m, value, problem); },
-                               [&](std::string* m) { return assign_string(f, m, value, problem); },
-                               [&](const EnumSlot& m) { return assign_enum(m, value, problem); },
-                               [&](std::vector<DataSource>* m) { return assign_sources(m, value, problem); },
-                               [&](std::vector<int64_t>* m) { return assign_integers(f, m, value, problem); }},
-                    slot);
+  const auto a_list = [](const char* kind) { return std::string("a ") + kind; };
+  return std::visit(
+      Overloaded{
+          [&](bool* m) { return assign_bool(m, value, problem); },
+          [&](int* m) { return assign_integer(f, m, value, problem); },
+          [&](int64_t* m) { return assign_integer(f, m, value, problem); },
+          [&](double* m) { return assign_double(f, m, value, problem); },
+          [&](std::string* m) { return assign_string(f, m, value, problem); },
+          [&](const EnumSlot& m) { return assign_enum(m, value, problem); },
+          [&](std::vector<DataSource>* m) { return assign_sources(m, value, problem); },
+          [&](std::vector<int64_t>* m) { return assign_numbers(f, a_list(kWholeNumbers).c_str(), m, value, problem); },
+          [&](std::vector<double>* m) { return assign_numbers(f, a_list(kNumbers).c_str(), m, value, problem); }},
+      slot);
 }
 
 Value read(const Slot& slot) {
-  return std::visit(Overloaded{[](const bool* m) { return scalar(*m ? "true" : "false"); },
-                               [](const int* m) { return scalar(fmt::to_string(*m)); },
-                               [](const int64_t* m) { return scalar(fmt::to_string(*m)); },
-                               [](const double* m) { return scalar(print_double(*m)); },
-                               [](const std::string* m) { return quoted(*m); },
-                               [](const EnumSlot& m) {
-                                 for (const EnumName& name : *m.names)
-                                   if (name.value == m.get(m.member)) return quoted(name.name);
-                                 CHECK(false, "enum value {} has no name", m.get(m.member));
-                                 return Value{};
-                               },
-                               [](const std::vector<DataSource>* m) {
-                                 Value list;
-                                 list.kind = Value::Kind::kList;
-                                 for (const DataSource& source : *m) {
-                                   Value& item = list.items.emplace_back();
-                                   item.kind = Value::Kind::kMap;
-                                   item.entries.push_back({"path", quoted(source.path), 0});
-                                   item.entries.push_back({"weight", scalar(print_double(source.weight)), 0});
-                                 }
-                                 return list;
-                               },
-                               [](const std::vector<int64_t>* m) {
-                                 Value list;
-                                 list.kind = Value::Kind::kList;
-                                 for (const int64_t x : *m) list.items.push_back(scalar(fmt::to_string(x)));
-                                 return list;
-                               }},
-                    slot);
+  return std::visit(
+      Overloaded{
+          [](const bool* m) { return scalar(*m ? "true" : "false"); },
+          [](const int* m) { return scalar(fmt::to_string(*m)); },
+          [](const int64_t* m) { return scalar(fmt::to_string(*m)); },
+          [](const double* m) { return scalar(print_double(*m)); }, [](const std::string* m) { return quoted(*m); },
+          [](const EnumSlot& m) {
+            for (const EnumName& name : *m.names)
+              if (name.value == m.get(m.member)) return quoted(name.name);
+            CHECK(false, "enum value {} has no name", m.get(m.member));
+            return Value{};
+          },
+          [](const std::vector<DataSource>* m) {
+            Value list;
+            list.kind = Value::Kind::kList;
+            for (const DataSource& source : *m) {
+              Value& item = list.items.emplace_back();
+              item.kind = Value::Kind::kMap;
+              item.entries.push_back({"path", quoted(source.path), 0});
+              item.entries.push_back({"weight", scalar(print_double(source.weight)), 0});
+            }
+            return list;
+          },
+          [](const std::vector<int64_t>* m) { return read_numbers(*m, [](int64_t x) { return fmt::to_string(x); }); },
+          [](const std::vector<double>* m) { return read_numbers(*m, print_double); }},
+      slot);
 }
 
 std::string type_name(const FieldInfo& f, const Slot& slot) {
@@ -226,7 +247,8 @@ std::string type_name(const FieldInfo& f, const Slot& slot) {
           [&](std::string*) -> std::string { return f.allowed.empty() ? "text" : join(f.allowed, " | "); },
           [](const EnumSlot& m) -> std::string { return join(first_names(*m.names), " | "); },
           [](std::vector<DataSource>*) -> std::string { return "list of {path, weight} or of paths, or one path"; },
-          [](std::vector<int64_t>*) -> std::string { return "list of whole numbers"; }},
+          [](std::vector<int64_t>*) -> std::string { return kWholeNumbers; },
+          [](std::vector<double>*) -> std::string { return kNumbers; }},
       slot);
 }
 

@@ -30,7 +30,7 @@ struct EnumSlot {
   const EnumNames* names;
 };
 using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, EnumSlot, std::vector<DataSource>*,
-                          std::vector<int64_t>*>;
+                          std::vector<int64_t>*, std::vector<double>*>;
 
 template <class E>
 EnumSlot enum_slot(E& member, const EnumNames& names) {
@@ -51,6 +51,7 @@ struct FieldInfo {
   std::vector<std::string> aliases;  // names of other systems with the same meaning
   bool decides = false;              // decides the numbers of a run: part of the hash
   bool moe_only = false;             // of the model: has no meaning in a dense one
+  bool nullable = false;             // of the model: null is as if missing
 
   std::string key() const { return section.empty() ? name : section + "." + name; }
 };
@@ -73,6 +74,7 @@ struct Field : FieldInfo {
   Field& when_unset(std::string text) { return unset = std::move(text), *this; }
   Field& decides_numbers() { return decides = true, *this; }
   Field& of_moe() { return moe_only = true, *this; }
+  Field& or_null() { return nullable = true, *this; }
 };
 
 // What must hold between settings. Not asked when one of its keys already has a fault.

@@ -3,9 +3,33 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "concerto/config/model_fields.h"
 #include "concerto/config/model_reader.h"
 
 namespace concerto {
+
+namespace {
+
+// Hugging Face's own model knows one router. The fields of the others are written only where they say something else,
+// since their presence marks a file of the older generation.
+void add_router(const ModelConfig& c, nlohmann::json& j) {
+  nlohmann::json router;
+  for (const Field<ModelConfig>& field : model_fields()) {
+    if (!field.moe_only || j.contains(field.name)) continue;
+    ModelConfig given = c, usual;
+    const std::string text = print_json(read(field.slot(given)));
+    if (text != print_json(read(field.slot(usual)))) router[field.name] = nlohmann::json::parse(text);
+  }
+  if (router.empty()) return;
+  // The file may now be read as one of the older generation: then nothing may be left to its defaults.
+  for (const Field<ModelConfig>& field : model_fields()) {
+    ModelConfig given = c;
+    if (field.moe_only && !j.contains(field.name))
+      j[field.name] = nlohmann::json::parse(print_json(read(field.slot(given))));
+  }
+}
+
+}  // namespace
 
 ModelConfig load_model_config(const std::string& path) {
   Faults faults;
@@ -56,6 +80,7 @@ std::string model_config_json(const ModelConfig& c, const std::string& dtype) {
     j["moe_norm_min"] = c.moe_norm_min;
     j["router_aux_loss_coef"] = c.router_aux_loss_coef;
     j["output_router_logits"] = c.output_router_logits;
+    add_router(c, j);
   }
   if (c.num_nextn_predict_layers > 0) {
     j["num_nextn_predict_layers"] = c.num_nextn_predict_layers;

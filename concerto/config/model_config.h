@@ -19,6 +19,10 @@ enum class Init {
   kPretrain
 };  // reference 8: N(0, initializer_range), or sqrt(0.3333/H) with 1/sqrt(2L) on o_proj and down_proj
 
+enum class RouterGate { kTopK, kTop2 };  // reference 3.6, 4.1
+enum class RouterScoring { kSoftmax, kSigmoid };
+enum class TokenDrop { kRankMajor, kTokenMajor };  // who gets the room of a full expert (reference 3.5)
+
 struct ModelConfig {
   ModelType model_type = ModelType::kErnie45Moe;
   int64_t vocab_size = 103424;
@@ -46,9 +50,23 @@ struct ModelConfig {
   int64_t moe_layer_start_index = 1;
   int64_t moe_layer_end_index = -1;  // -1: the last layer; may exceed it
   int64_t moe_layer_interval = 1;
+  RouterGate moe_gate = RouterGate::kTopK;
+  RouterScoring scoring_func = RouterScoring::kSoftmax;
+  bool moe_use_aux_free = true;    // choices look at the correction bias
+  bool moe_group_experts = false;  // one choice in each of moe_k groups
+  bool sinkhorn_2gate = false;     // of gate top2, in training: second choices by Sinkhorn; other gates do not read it
+  double sinkhorn_temp = 0.03;
+  std::vector<double> moe_capacity;  // factors in training, evaluation, evaluation of few tokens; empty: no drops
+  TokenDrop moe_drop_order = TokenDrop::kRankMajor;
+  bool moe_reverse_token_drop = false;
+  bool moe_norm_gate_logits = true;  // weights are divided by their sum
   double moe_norm_min = 1e-12;
   double router_aux_loss_coef = 0.001;
   bool output_router_logits = false;  // adds router_aux_loss_coef * aux loss to what is differentiated
+  double router_z_loss_coef = 0;
+  double moe_orthogonal_loss_lambda = 0;
+  bool moe_group_orthogonal_loss = true;   // with groups: inside each group only
+  double moe_router_bias_update_rate = 0;  // of the correction bias, after each step
   // Multi-token prediction
   int64_t num_nextn_predict_layers = 0;
   double mtp_loss_scaling_factor = 0.3;
@@ -66,6 +84,8 @@ struct ModelConfig {
     for (int64_t i = 0; i < num_hidden_layers; ++i) n += is_moe_layer(i);
     return n;
   }
+  int64_t router_groups() const { return moe_group_experts ? moe_k : 1; }
+  bool uses_sinkhorn() const { return moe_gate == RouterGate::kTop2 && sinkhorn_2gate; }
   bool lm_head_bias() const { return use_bias && model_type == ModelType::kErnie45Moe; }
   int64_t shared_intermediate_size() const { return moe_intermediate_size * moe_num_shared_experts; }
 };
@@ -75,8 +95,7 @@ struct ModelConfig {
 // ignored by name; any other unknown key, wrong type or impossible value (heads that do not divide, odd head_dim, k >
 // experts, hidden_act other than silu, rope types other than default) is collected, and one Error(kModel) names them
 // all with file and key. A MoE file with moe_capacity, moe_gate or sinkhorn_2gate takes missing fields from the old
-// defaults (docs/config.md), and is refused where it asks for what is not built. head_dim is resolved: never 0 after
-// load.
+// defaults (docs/config.md). head_dim is resolved: never 0 after load.
 ModelConfig load_model_config(const std::string& path);
 // The text of a config.json that HF's AutoConfig opens, architectures and dtype ("bfloat16" | "float32") included.
 std::string model_config_json(const ModelConfig& config, const std::string& dtype);

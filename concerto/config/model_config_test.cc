@@ -96,20 +96,76 @@ TEST(LoadModelConfig, OldGenerationTakesOldDefaults) {
       2);
 }
 
-TEST(LoadModelConfig, RefusesWhatIsNotBuilt) {
+// The configuration that the older remote code stands for, as its file spells it, and as its defaults fill it in.
+TEST(LoadModelConfig, OldConfigurationAsItStands) {
+  for (const char* text : {R"({"model_type": "ernie4_5_moe", "moe_num_experts": 64, "moe_k": 2, "moe_layer_interval": 2,
+                               "moe_capacity": [64, 64, 64], "moe_gate": "top2", "sinkhorn_2gate": true,
+                               "sinkhorn_temp": 0.03, "moe_intermediate_size": 3584, "use_moe": true})",
+                           R"({"model_type": "ernie4_5_moe", "sinkhorn_2gate": true})",
+                           R"({"model_type": "ernie4_5_moe", "moe_gate": null})"}) {
+    const ModelConfig c = load(text);
+    EXPECT_EQ(c.moe_num_experts, 64);
+    EXPECT_EQ(c.moe_k, 2);
+    EXPECT_EQ(c.moe_layer_interval, 2);
+    EXPECT_EQ(c.moe_gate, RouterGate::kTop2);
+    EXPECT_TRUE(c.sinkhorn_2gate);
+    EXPECT_EQ(c.sinkhorn_temp, 0.03);
+    EXPECT_EQ(c.moe_capacity, (std::vector<double>{64, 64, 64}));
+    EXPECT_FALSE(c.moe_use_aux_free);
+  }
+  EXPECT_EQ(load(R"({"model_type": "ernie4_5_moe"})").moe_gate, RouterGate::kTopK);
+  EXPECT_TRUE(load(R"({"model_type": "ernie4_5_moe"})").moe_use_aux_free);
+  EXPECT_TRUE(load(R"({"model_type": "ernie4_5_moe", "moe_capacity": null})").moe_capacity.empty());
+}
+
+TEST(LoadModelConfig, RouterNamesOfEveryGeneration) {
+  const ModelConfig older = load(R"({"model_type": "ernie4_5_moe", "moe_gate": "top2_fused", "moe_k": 8,
+    "moe_capacity": [8, 8.5, 8], "moe_gate_act": "sigmoid", "moe_use_aux_free": true, "moe_z_loss_lambda": 0.5,
+    "moe_use_aux_free_update_coef": 0.25, "moe_orthogonal_loss_lambda": 0.125, "moe_reverse_token_drop": true,
+    "moe_norm_gate_logits": false, "moe_norm_min": 1e-6})");
+  const ModelConfig newer = load(R"({"model_type": "ernie4_5_moe", "moe_gate": "topk", "num_experts_per_tok": 8,
+    "moe_capacity": [8, 8.5, 8], "scoring_func": "sigmoid", "moe_use_aux_free": true, "router_z_loss_coef": 0.5,
+    "moe_router_bias_update_rate": 0.25, "moe_orthogonal_loss_lambda": 0.125, "enable_reverse_token_drop": true,
+    "moe_norm_gate_logits": false, "moe_norm_min": 1e-6})");
+  for (const ModelConfig& c : {older, newer}) {
+    EXPECT_EQ(c.moe_gate, RouterGate::kTopK);
+    EXPECT_EQ(c.moe_k, 8);
+    EXPECT_EQ(c.moe_capacity, (std::vector<double>{8, 8.5, 8}));
+    EXPECT_EQ(c.scoring_func, RouterScoring::kSigmoid);
+    EXPECT_EQ(c.router_z_loss_coef, 0.5);
+    EXPECT_EQ(c.moe_router_bias_update_rate, 0.25);
+    EXPECT_EQ(c.moe_orthogonal_loss_lambda, 0.125);
+    EXPECT_TRUE(c.moe_reverse_token_drop);
+    EXPECT_FALSE(c.moe_norm_gate_logits);
+  }
+  EXPECT_EQ(model_config_json(older, "bfloat16"), model_config_json(newer, "bfloat16"));
+}
+
+TEST(LoadModelConfig, RefusesRoutersThatContradictThemselves) {
   const auto with = [](const std::string& more) { return fault_of(R"({"model_type": "ernie4_5_moe", )" + more + "}"); };
   EXPECT_TRUE(
-      has(with(R"("moe_gate": "top2")"), "moe_gate: \"top2\": other gates than softmax top-k are not supported yet"));
-  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_capacity": [6, 6, 6])"), "6 is less than moe_num_experts = 64"));
-  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_num_experts": 128)"), "moe_capacity: missing, which means 64"));
-  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_capacity": ["x"])"), "expected numbers"));
-  EXPECT_TRUE(has(with(R"("moe_capacity": [64, 64, 64])"), "moe_gate: missing, which means top2"));
-  EXPECT_TRUE(has(with(R"("sinkhorn_2gate": true, "moe_gate": "top2")"), "sinkhorn_2gate: the Sinkhorn second choice"));
-  EXPECT_TRUE(has(with(R"("moe_group_experts": true)"), "group gating"));
-  EXPECT_TRUE(has(with(R"("moe_orthogonal_loss_lambda": 0.01)"), "orthogonal"));
-  EXPECT_TRUE(has(with(R"("router_z_loss_coef": 0.01)"), "z-loss"));
-  EXPECT_TRUE(has(with(R"("scoring_func": "sigmoid")"), "softmax"));
-  EXPECT_TRUE(has(with(R"("moe_use_aux_free": false)"), "correction bias"));
+      has(with(R"("sinkhorn_2gate": true, "moe_k": 6)"), "top2 chooses 2 experts, but moe_k = 6. Set moe_gate"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "top2", "scoring_func": "sigmoid")"), "sigmoid, but moe_gate is top2"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "top2", "moe_group_experts": true)"), "true, but moe_gate is top2"));
+  EXPECT_TRUE(
+      has(with(R"("moe_group_experts": true, "scoring_func": "sigmoid")"), "true, but scoring_func is sigmoid"));
+  EXPECT_TRUE(has(with(R"("moe_group_experts": true)"), "64 experts do not make 6 equal groups"));
+  EXPECT_TRUE(has(with(R"("moe_group_experts": true, "moe_num_experts": [64, 64])"), "of several modalities"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_capacity": [6, 6])"), "2 numbers, wanted three"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_capacity": [6, 0, 6])"), "0 is out of range"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "topk", "moe_capacity": ["x"])"), "expected a number"));
+  EXPECT_TRUE(has(with(R"("moe_use_aux_free": false, "moe_router_bias_update_rate": 0.5)"),
+                  "0.5, but moe_use_aux_free is false"));
+  EXPECT_TRUE(has(with(R"("moe_gate": "best")"), "is not one of topk, top2"));
+  // All at once.
+  const std::string all = with(R"("moe_gate": "top2", "moe_k": 3, "scoring_func": "sigmoid", "moe_capacity": [1])");
+  EXPECT_TRUE(has(all, "moe_k = 3") && has(all, "sigmoid, but") && has(all, "wanted three")) << all;
+}
+
+TEST(LoadModelConfig, RefusesWhatIsNotBuilt) {
+  const auto with = [](const std::string& more) { return fault_of(R"({"model_type": "ernie4_5_moe", )" + more + "}"); };
+  EXPECT_TRUE(has(with(R"("moe_use_hard_gate": true)"), "hard gate"));
+  EXPECT_TRUE(has(with(R"("global_aux_loss": true)"), "training.routing_unit: global"));
   EXPECT_TRUE(has(with(R"("quantization_config": {"bits": 4})"), "quantised"));
   EXPECT_TRUE(has(with(R"("rope_scaling": {"type": "linear", "factor": 2})"), "only rope_type default"));
   EXPECT_TRUE(has(with(R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 1})"), "only rope_type default"));
@@ -118,8 +174,7 @@ TEST(LoadModelConfig, RefusesWhatIsNotBuilt) {
   // Every such key has a value that passes and one that does not.
   for (const LimitedKey& key : limited_model_keys()) {
     EXPECT_TRUE(key.passes(Value{})) << key.name;
-    const bool judged_elsewhere = key.name == "moe_capacity" || key.name == "sinkhorn_2gate";
-    EXPECT_EQ(key.passes(scalar("7")), judged_elsewhere) << key.name;
+    EXPECT_FALSE(key.passes(scalar("7"))) << key.name;
   }
 }
 
@@ -187,6 +242,15 @@ TEST(ModelConfigJson, LoadsBack) {
     EXPECT_EQ(model_config_json(load(json), "bfloat16"), json) << name;
     EXPECT_TRUE(has(json, "\"dtype\": \"bfloat16\"") && has(json, "ForCausalLM\"\n  ]")) << json;
   }
+  // Of another router all fields are written, so that the older generation's defaults fill in none.
+  ModelConfig router;
+  EXPECT_FALSE(has(model_config_json(router, "bfloat16"), "moe_gate"));
+  router.moe_capacity = {2, 4, 8};
+  const ModelConfig read = load(model_config_json(router, "bfloat16"));
+  EXPECT_EQ(read.moe_capacity, router.moe_capacity);
+  EXPECT_EQ(read.moe_gate, RouterGate::kTopK);
+  EXPECT_TRUE(read.moe_use_aux_free);
+  EXPECT_EQ(model_config_json(read, "bfloat16"), model_config_json(router, "bfloat16"));
   ModelConfig c;
   c.num_nextn_predict_layers = 2;
   c.mtp_hidden = MtpHidden::kPostNorm;

@@ -20,6 +20,17 @@ const EnumNames kMtpHiddenNames = {
     {static_cast<int>(MtpHidden::kPostNorm), "post_norm", "after it, which fits the released heads best"}};
 const EnumNames kMtpPositionsNames = {{static_cast<int>(MtpPositions::kMain), "main", "those of the main model"},
                                       {static_cast<int>(MtpPositions::kShifted), "shifted", "shifted by depth + 1"}};
+const EnumNames kGateNames = {
+    {static_cast<int>(RouterGate::kTopK), "topk", "the moe_k best"},
+    {static_cast<int>(RouterGate::kTopK), "topk_fused", ""},
+    {static_cast<int>(RouterGate::kTopK), "top2_fused", ""},  // despite its name
+    {static_cast<int>(RouterGate::kTop2), "top2", "the two best, as GShard does; with sinkhorn_2gate"}};
+const EnumNames kScoringNames = {
+    {static_cast<int>(RouterScoring::kSoftmax), "softmax", "over all experts, or inside each group"},
+    {static_cast<int>(RouterScoring::kSigmoid), "sigmoid", "each expert for itself"}};
+const EnumNames kDropOrderNames = {
+    {static_cast<int>(TokenDrop::kRankMajor), "rank_major", "first choices of all tokens, then second ones, as Paddle"},
+    {static_cast<int>(TokenDrop::kTokenMajor), "token_major", "token by token, as the released PyTorch code"}};
 
 void dense_fields(std::vector<F>& f) {
   f.push_back(F(
@@ -140,6 +151,75 @@ void moe_fields(std::vector<F>& f) {
                   .range(1, kMaxLayers)
                   .of_moe());
   f.push_back(F(
+                  "model", "moe_gate", [](ModelConfig& c) -> Slot { return enum_slot(c.moe_gate, kGateNames); },
+                  "how a token chooses its experts")
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "scoring_func",
+                  [](ModelConfig& c) -> Slot { return enum_slot(c.scoring_func, kScoringNames); },
+                  "what makes scores of the router's logits")
+                  .also({"moe_gate_act", "moe_router_score_function"})
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_use_aux_free", [](ModelConfig& c) -> Slot { return &c.moe_use_aux_free; },
+                  "choices look at scores plus the correction bias; weights never do")
+                  .also({"moe_router_enable_expert_bias"})
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_router_bias_update_rate",
+                  [](ModelConfig& c) -> Slot { return &c.moe_router_bias_update_rate; },
+                  "after each step the correction bias of an expert rises by this if it got less tokens than the mean, "
+                  "and falls if more; 0: it stays")
+                  .range(0, 1e3)
+                  .also({"moe_use_aux_free_update_coef"})
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_group_experts", [](ModelConfig& c) -> Slot { return &c.moe_group_experts; },
+                  "group gating: moe_k groups of experts, one choice in each")
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "sinkhorn_2gate", [](ModelConfig& c) -> Slot { return &c.sinkhorn_2gate; },
+                  "in training, second choices of gate top2 fill the room that first ones leave (other gates do not "
+                  "read it)")
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "sinkhorn_temp", [](ModelConfig& c) -> Slot { return &c.sinkhorn_temp; },
+                  "temperature of sinkhorn_2gate")
+                  .above(0, 1e6)
+                  .or_null()
+                  .of_moe());
+  f.push_back(
+      F(
+          "model", "moe_capacity", [](ModelConfig& c) -> Slot { return &c.moe_capacity; },
+          "factors: an expert has room for int(factor x tokens of the routing unit / moe_num_experts), at least "
+          "1, in training, evaluation, and evaluation of fewer tokens than experts; empty: nothing is dropped. "
+          "Generation drops nothing")
+          .above(0, 1e9)
+          .of_moe());
+  f.push_back(F(
+                  "model", "moe_drop_order",
+                  [](ModelConfig& c) -> Slot { return enum_slot(c.moe_drop_order, kDropOrderNames); },
+                  "who gets the room of a full expert")
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_reverse_token_drop", [](ModelConfig& c) -> Slot { return &c.moe_reverse_token_drop; },
+                  "the last tokens come first there")
+                  .also({"enable_reverse_token_drop"})
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_norm_gate_logits", [](ModelConfig& c) -> Slot { return &c.moe_norm_gate_logits; },
+                  "divide the weights of a token's experts by their sum")
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
                   "model", "moe_norm_min", [](ModelConfig& c) -> Slot { return &c.moe_norm_min; },
                   "least sum that the chosen weights are divided by")
                   .above(0, 1)
@@ -152,7 +232,28 @@ void moe_fields(std::vector<F>& f) {
                   .of_moe());
   f.push_back(F(
                   "model", "output_router_logits", [](ModelConfig& c) -> Slot { return &c.output_router_logits; },
-                  "add the balance loss to the loss that is differentiated")
+                  "add the balance loss to the loss that is differentiated, as Hugging Face does; see "
+                  "training.balance_loss")
+                  .of_moe());
+  f.push_back(F(
+                  "model", "router_z_loss_coef", [](ModelConfig& c) -> Slot { return &c.router_z_loss_coef; },
+                  "weight of the mean squared logsumexp of the router's logits, summed over layers")
+                  .range(0, 1e6)
+                  .also({"moe_z_loss_lambda", "moe_z_loss_coeff"})
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_orthogonal_loss_lambda",
+                  [](ModelConfig& c) -> Slot { return &c.moe_orthogonal_loss_lambda; },
+                  "weight of the orthogonal loss of the routers' rows, summed over layers; see training.orthogonal")
+                  .range(0, 1e6)
+                  .or_null()
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_group_orthogonal_loss",
+                  [](ModelConfig& c) -> Slot { return &c.moe_group_orthogonal_loss; },
+                  "with moe_group_experts, rows of one group only are compared")
+                  .or_null()
                   .of_moe());
 }
 
@@ -193,9 +294,6 @@ bool is_zero(const Value& v) { return is_number(v, 0); }
 bool is_one(const Value& v) { return is_number(v, 1); }
 bool is_null(const Value& v) { return v.is_null(); }
 
-// Capacity factors are judged where the number of experts is known (model_reader.cc).
-bool any_value(const Value&) { return true; }
-
 }  // namespace
 
 const std::vector<Field<ModelConfig>>& model_fields() {
@@ -215,6 +313,8 @@ namespace {
 // A config.json is only a claim. Below these bounds, counts and sizes in bytes fit 64 bits with room to spare.
 constexpr int64_t kMostExperts = int64_t{1} << 22;
 constexpr double kMostParameters = 0x1p48;
+
+bool has_experts(const ModelConfig& c) { return c.model_type == ModelType::kErnie45Moe && c.moe_num_experts > 0; }
 
 int64_t layers(const ModelConfig& c) { return c.num_hidden_layers + c.num_nextn_predict_layers; }
 
@@ -272,6 +372,43 @@ const std::vector<Rule<ModelConfig>>& model_rules() {
          return fmt::format("{} is more than moe_num_experts = {}", c.moe_k, c.moe_num_experts);
        },
        "A token cannot go to more experts than there are"},
+      {{"moe_gate", "moe_k"},
+       "gate top2 (and with it sinkhorn_2gate) chooses moe_k = 2 experts",
+       [](const ModelConfig& c) { return !has_experts(c) || c.moe_gate != RouterGate::kTop2 || c.moe_k == 2; },
+       [](const ModelConfig& c) { return fmt::format("top2 chooses 2 experts, but moe_k = {}", c.moe_k); },
+       "Set moe_gate to topk, or moe_k to 2"},
+      {{"scoring_func", "moe_gate"},
+       "gate top2 takes softmax scores",
+       [](const ModelConfig& c) {
+         return !has_experts(c) || c.moe_gate != RouterGate::kTop2 || c.scoring_func == RouterScoring::kSoftmax;
+       },
+       [](const ModelConfig&) { return std::string("sigmoid, but moe_gate is top2"); },
+       "Set scoring_func to softmax, or moe_gate to topk"},
+      {{"moe_group_experts", "moe_num_experts", "moe_k"},
+       "group gating: gate topk, softmax scores, moe_num_experts a multiple of moe_k",
+       [](const ModelConfig& c) {
+         return !has_experts(c) || !c.moe_group_experts ||
+                (c.moe_gate == RouterGate::kTopK && c.scoring_func == RouterScoring::kSoftmax &&
+                 c.moe_num_experts % c.moe_k == 0);
+       },
+       [](const ModelConfig& c) {
+         if (c.moe_gate != RouterGate::kTopK) return std::string("true, but moe_gate is top2");
+         if (c.scoring_func != RouterScoring::kSoftmax) return std::string("true, but scoring_func is sigmoid");
+         return fmt::format("true, but {} experts do not make {} equal groups", c.moe_num_experts, c.moe_k);
+       },
+       "Set it to false, or change what contradicts it"},
+      {{"moe_capacity"},
+       "moe_capacity is empty, or three factors",
+       [](const ModelConfig& c) { return c.moe_capacity.empty() || c.moe_capacity.size() == 3; },
+       [](const ModelConfig& c) { return fmt::format("{} numbers, wanted three", c.moe_capacity.size()); },
+       "Write [training, evaluation, evaluation of few tokens], as in [8, 8, 8]"},
+      {{"moe_router_bias_update_rate", "moe_use_aux_free"},
+       "moe_router_bias_update_rate > 0 needs moe_use_aux_free",
+       [](const ModelConfig& c) { return !has_experts(c) || c.moe_router_bias_update_rate == 0 || c.moe_use_aux_free; },
+       [](const ModelConfig& c) {
+         return fmt::format("{}, but moe_use_aux_free is false", print_double(c.moe_router_bias_update_rate));
+       },
+       "Set it to 0, or moe_use_aux_free to true"},
       {{"pad_token_id", "vocab_size"},
        "pad_token_id < vocab_size",
        [](const ModelConfig& c) { return c.pad_token_id < c.vocab_size; },
@@ -379,9 +516,7 @@ const std::vector<std::string>& ignored_model_keys() {
       "moe_group",
       "moe_logging",
       "moe_dense_experts_token_type_id",
-      "moe_group_orthogonal_loss",
       "moe_layer_num",
-      "sinkhorn_temp",
       "weight_share_add_bias",
       "enable_mtp_magic_send",
   };
@@ -398,32 +533,10 @@ const std::vector<std::string>& layout_model_keys() {
 
 const std::vector<LimitedKey>& limited_model_keys() {
   static const std::vector<LimitedKey> keys = {
-      {"moe_gate", "topk, topk_fused, top2_fused",
-       [](const Value& v) {
-         return is(v, {"topk", "topk_fused", "top2_fused"});
-       },
-       "other gates than softmax top-k are not supported yet"},
-      {"moe_capacity", "empty, or factors of at least moe_num_experts (nothing is dropped)", any_value,
-       "expert capacity (dropping tokens) is not supported yet"},
-      {"sinkhorn_2gate", "false; true beside a topk moe_gate, which does not read it", any_value,
-       "the Sinkhorn second choice is not supported yet"},
-      {"moe_use_aux_free", "true", is_on, "a router without the correction bias is not supported yet"},
-      {"moe_use_aux_free_update_coef", "0", is_zero, "updating the correction bias is not supported yet"},
-      {"moe_router_bias_update_rate", "0", is_zero, "updating the correction bias is not supported yet"},
-      {"moe_gate_act", "softmax", [](const Value& v) { return is(v, {"softmax"}); },
-       "other router scores than softmax are not supported yet"},
-      {"scoring_func", "softmax", [](const Value& v) { return is(v, {"softmax"}); },
-       "other router scores than softmax are not supported yet"},
-      {"moe_norm_gate_logits", "true", is_on, "router weights that are not normalised are not supported yet"},
       {"use_moe", "true", is_on, "a mixture-of-experts file without experts is not supported: use model_type ernie4_5"},
-      {"moe_group_experts", "false", is_off, "group gating is not supported yet"},
       {"moe_use_hard_gate", "false", is_off, "the hard gate by token type is not supported yet"},
       {"moe_use_token_type_bias", "false", is_off, "the token-type bias of the router is not supported yet"},
-      {"moe_orthogonal_loss_lambda", "0", is_zero, "the orthogonal router loss is not supported yet"},
-      {"router_z_loss_coef", "0", is_zero, "the router z-loss is not supported yet"},
-      {"moe_z_loss_lambda", "0", is_zero, "the router z-loss is not supported yet"},
-      {"global_aux_loss", "false", is_off, "the balance loss over a group of ranks is not supported yet"},
-      {"moe_reverse_token_drop", "false", is_off, "dropping tokens is not supported yet"},
+      {"global_aux_loss", "false", is_off, "training.routing_unit: global is what counts over all ranks here"},
       {"moe_dropout_prob", "0", is_zero, "dropout is not supported yet"},
       {"attention_dropout", "0", is_zero, "dropout is not supported yet"},
       {"attention_probs_dropout_prob", "0", is_zero, "dropout is not supported yet"},
@@ -470,6 +583,10 @@ ModelConfig default_model_config(ModelType type, bool old_generation) {
     c.moe_layer_start_index = 0;
     c.moe_layer_interval = 2;
     c.mtp_loss_scaling_factor = 1.0;
+    c.moe_gate = RouterGate::kTop2;
+    c.moe_capacity = {64, 64, 64};
+    c.sinkhorn_2gate = true;
+    c.moe_use_aux_free = false;
   }
   return c;
 }

@@ -44,14 +44,12 @@ class Resolver {
   ModelConfig run() {
     const ModelType type = model_type();
     if (other_family_) return config_;
-    old_generation_ =
-        type == ModelType::kErnie45Moe && (given("moe_capacity") || given("moe_gate") || given("sinkhorn_2gate"));
-    config_ = default_model_config(type, old_generation_);
+    const bool old_generation = type == ModelType::kErnie45Moe && is_old_generation();
+    config_ = default_model_config(type, old_generation);
     for (size_t i = 0; i < settings_.size(); ++i)
       if (find_field(settings_[i].name) != find_field("model_type")) apply(i);
     if (config_.num_key_value_heads == 0) config_.num_key_value_heads = config_.num_attention_heads;
-    check_capacity();
-    check_gate();
+    check_groups();
     check_rules();
     if (config_.head_dim == 0 && config_.num_attention_heads > 0)
       config_.head_dim = config_.hidden_size / config_.num_attention_heads;
@@ -69,6 +67,16 @@ class Resolver {
     for (auto it = settings_.rbegin(); it != settings_.rend(); ++it)
       if (it->name == name) return &*it;
     return nullptr;
+  }
+
+  // By the keys of the config.json, if there is one: what a run sets on top says nothing of the file's age.
+  bool is_old_generation() const {
+    const bool has_file =
+        std::any_of(settings_.begin(), settings_.end(), [](const ModelSetting& s) { return s.key == s.name; });
+    return std::any_of(settings_.begin(), settings_.end(), [&](const ModelSetting& s) {
+      return (!has_file || s.key == s.name) &&
+             (s.name == "moe_capacity" || s.name == "moe_gate" || s.name == "sinkhorn_2gate");
+    });
   }
 
   ModelType model_type() {
@@ -149,7 +157,11 @@ class Resolver {
         config_.num_key_value_heads = 0;
         return;
       }
-      if (field.name == "head_dim") return;  // as if missing
+      if (field.name == "head_dim" || field.nullable) return;  // as if missing
+      if (field.name == "moe_capacity") {
+        config_.moe_capacity.clear();
+        return;
+      }
     }
     Problem problem;
     if (assign(field, field.slot(config_), value, problem)) return;
@@ -187,49 +199,14 @@ class Resolver {
     }
   }
 
-  // Capacity factors (reference 3.5): an expert has room for int(factor * tokens / experts) rows, so from `experts` up
-  // nothing is ever dropped. A file of the old generation without them means (64, 64, 64).
-  void check_capacity() {
-    if (!old_generation_) return;
-    const ModelSetting* s = given("moe_capacity");
-    const LimitedKey& limited = *std::find_if(limited_model_keys().begin(), limited_model_keys().end(),
-                                              [](const LimitedKey& k) { return k.name == "moe_capacity"; });
-    const std::string fix = fmt::format("Accepted: {}", limited.accepted);
-    if (!s) {
-      if (config_.moe_num_experts > 64)
-        faults_.add({file_, 0, prefix_ + "moe_capacity",
-                     fmt::format("missing, which means 64 in such a file, less than moe_num_experts = {}: {}",
-                                 config_.moe_num_experts, limited.reason),
-                     fix});
-      return;
-    }
-    std::vector<Value> factors = s->value.kind == Value::Kind::kList ? s->value.items : std::vector<Value>{s->value};
-    if (s->value.is_null()) factors.clear();
-    for (const Value& factor : factors) {
-      char* end = nullptr;
-      const double x = factor.kind == Value::Kind::kPlain ? std::strtod(factor.text.c_str(), &end) : 0;
-      if (!end || end == factor.text.c_str() || *end)
-        return fault(*s, fmt::format("expected numbers, got {}", describe(factor)), fix);
-      if (!(x >= static_cast<double>(config_.moe_num_experts)))
-        return fault(*s,
-                     fmt::format("{} is less than moe_num_experts = {}: {}", describe(factor), config_.moe_num_experts,
-                                 limited.reason),
-                     fix);
-    }
-  }
-
-  void check_gate() {
-    if (!old_generation_) return;
-    const ModelSetting* gate = given("moe_gate");
-    const ModelSetting* sinkhorn = given("sinkhorn_2gate");
-    if (!gate || gate->value.is_null())
-      faults_.add({file_, 0, prefix_ + "moe_gate",
-                   "missing, which means top2 in such a file: that gate is not supported yet",
-                   "Set it to topk if the model was trained so"});
-    const bool reads_sinkhorn = !gate || !gate->value.is_scalar() || !gate->value.text.starts_with("top");
-    const bool off = !sinkhorn || sinkhorn->value.is_null() || sinkhorn->value.text == "false";
-    if (!off && (reads_sinkhorn || gate->value.text == "top2"))
-      fault(*sinkhorn, "the Sinkhorn second choice is not supported yet", "Accepted: false");
+  // Group gating beside experts of several modalities is defined only where tokens are told apart (reference 3.5).
+  void check_groups() {
+    const ModelSetting *groups = given("moe_group_experts"), *experts = given("moe_num_experts");
+    const ModelSetting* hard = given("moe_use_hard_gate");
+    const bool modalities = (experts && experts->value.kind == Value::Kind::kList) || given("vision_config");
+    if (groups && config_.moe_group_experts && modalities && !(hard && hard->value.text == "true"))
+      fault(*groups, "group gating is not defined for experts of several modalities",
+            "Set it to false, or use a text model");
   }
 
   void check_rules() {
@@ -250,7 +227,7 @@ class Resolver {
   const std::string& prefix_;
   Faults& faults_;
   ModelConfig config_;
-  bool old_generation_ = false, other_family_ = false;
+  bool other_family_ = false;
   std::set<std::string> bad_;  // canonical names with a fault
 };
 

@@ -39,11 +39,15 @@ struct DataSection {
   int prefetch = 2;  // steps read ahead off the training thread
 };
 
-enum class RoutingUnit { kMicroBatch };
+enum class RoutingUnit { kSequence, kMicroBatch, kGlobal };
+enum class BalanceLoss { kAuto, kNone, kPooled, kPerLayer };
+enum class BalanceCounts { kAuto, kTopK, kFirstChoice };
+enum class Orthogonal { kLoss, kStep };
 enum class LossAverage {
   kTokens,
-  kMicroBatches
-};  // accumulation weighted by valid tokens; or Baidu's mean of micro-batch means
+  kMicroBatches,
+  kTokenBalance
+};  // accumulation weighted by valid tokens; Baidu's mean of micro-batch means; or gradients over a constant
 enum class BadStep { kStop, kSkip };
 struct TrainingSection {
   int64_t steps = 1000;
@@ -52,7 +56,12 @@ struct TrainingSection {
   int64_t seq_length = 1024;
   std::string dtype = "bf16";  // bf16 | f32 (f64: ref backend, tests)
   RoutingUnit routing_unit = RoutingUnit::kMicroBatch;
+  BalanceLoss balance_loss = BalanceLoss::kAuto;  // its weight is model.router_aux_loss_coef
+  BalanceCounts balance_counts = BalanceCounts::kAuto;
+  Orthogonal orthogonal = Orthogonal::kLoss;
+  bool allow_drops = true;  // false: a capacity that could drop a token is refused
   LossAverage loss_average = LossAverage::kTokens;
+  int64_t token_balance_seqlen = 0;      // 0: the tokens of the step, masked ones too
   BadStep on_bad_loss = BadStep::kStop;  // NaN or spike: stop with an error, or skip the batch
   double spike_factor = 0;               // a loss above this times the running mean is a spike; 0: only NaN/inf
   int64_t eval_every_steps = 0;          // 0: only at the end (if there is validation data)
@@ -77,6 +86,7 @@ struct OptimizerSection {
   Decay decay = Decay::kMatrices;
   double clip_norm = 1.0;        // 0: off
   double router_lr_ratio = 1.0;  // multiplies lr for router weights (Baidu's moe_gate_lr_ratio)
+  bool freeze_router = false;    // router weights and correction bias stay; their losses are left out
 };
 
 enum class Recompute { kNone, kSelective, kFull };
@@ -135,6 +145,16 @@ constexpr int64_t kMostMicroBatches = int64_t{1} << 20;  // of a step: its sched
 // The whole resolved config as YAML that load_run_config reads back to the same value; model fields inline.
 std::string run_config_yaml(const RunConfig& config);
 std::string run_config_json(const RunConfig& config);  // the same on one line
+// What of a run is about routing.
+struct RoutingOptions {
+  RoutingUnit unit = RoutingUnit::kMicroBatch;
+  BalanceLoss balance_loss = BalanceLoss::kAuto;
+  BalanceCounts balance_counts = BalanceCounts::kAuto;
+  bool freeze_router = false;
+};
+RoutingOptions routing_options(const RunConfig& config);
+// What `auto` stands for: pooled if the model has output_router_logits, else none; none for a frozen router.
+BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options);
 // Hash of what decides the numbers (model, data, training, optimizer, seed): runs with equal hash may resume each
 // other. Left out: where things lie, what is saved and shown, evaluation, the plan, backend, threads, prefetch, and
 // what to do at a bad loss. model.path counts only with `init: pretrained`.

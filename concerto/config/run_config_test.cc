@@ -116,7 +116,7 @@ TEST(ParseRunConfig, EachKindOfFault) {
                   "run.yaml:1: model.hiden_size: unknown setting. Did you mean model.hidden_size?"));
   EXPECT_TRUE(has(fault_of("model: {int: pretrained, hidden_size: 40}\n"), "Did you mean model.init?"));
   EXPECT_TRUE(has(fault_of("model: {moe_k: 65}\n"), "run.yaml:1: model.moe_k: 65 is more than moe_num_experts = 64"));
-  EXPECT_TRUE(has(fault_of("model: {moe_gate: top2}\n"), "not supported yet"));
+  EXPECT_TRUE(has(fault_of("model: {moe_gate: top2, moe_k: 6}\n"), "top2 chooses 2 experts, but moe_k = 6"));
   EXPECT_TRUE(has(fault_of("model: {dtype: bfloat16}\n"), "Set training.dtype"));
   EXPECT_TRUE(has(fault_of("model: {path: tests/golden/dense-tiny, model_type: ernie4_5_moe}\n"), "They must agree"));
 }
@@ -133,6 +133,13 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
   EXPECT_TRUE(has(one_fault("optimizer: {warmup_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
   EXPECT_TRUE(has(one_fault("optimizer: {wsd_stable_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
   EXPECT_TRUE(has(one_fault("optimizer: {min_lr: 1}\n"), "1.0 is more than lr = 0.0003"));
+  const auto capacity = [](const std::string& more) {
+    return fault_of("model: {moe_num_experts: 8, moe_k: 2, moe_gate: topk, moe_capacity: [2, 2, 2]}\n" + more);
+  };
+  EXPECT_TRUE(has(capacity("training: {seq_length: 3, routing_unit: sequence}\n"),
+                  "2.0 x 3 tokens of a routing unit / 8 experts leaves no room. Raise it, or"));
+  EXPECT_TRUE(has(capacity("training: {allow_drops: false}\n"), "2.0, is less than moe_num_experts = 8. Set"));
+  EXPECT_TRUE(has(one_fault("training: {token_balance_seqlen: 3}\n"), "3, but loss_average does not read it"));
   for (const char* name : {"tp", "pp", "vpp", "ep", "etp", "cp"})
     EXPECT_TRUE(has(one_fault(fmt::format("parallel: {{{}: 2}}\n", name)), "many ranks are not built yet")) << name;
   EXPECT_TRUE(has(one_fault("parallel: {zero: 2}\n"), "many ranks are not built yet"));

@@ -19,11 +19,28 @@ const EnumNames kInitNames = {{number(Init::kHuggingFace), "huggingface", "N(0, 
                                "Baidu's pre-training: N(0, sqrt(0.3333 / hidden_size)), and o_proj and down_proj "
                                "smaller by 1 / sqrt(2 x layers)"}};
 const EnumNames kRoutingUnitNames = {
-    {number(RoutingUnit::kMicroBatch), "micro_batch", "the balance loss counts the tokens of one micro-batch"}};
+    {number(RoutingUnit::kSequence), "sequence", "each sequence"},
+    {number(RoutingUnit::kMicroBatch), "micro_batch", "the tokens of one micro-batch"},
+    {number(RoutingUnit::kGlobal), "global",
+     "the tokens of a step (of a micro-batch in evaluation); its micro-batches are then in memory together"}};
+const EnumNames kBalanceLossNames = {
+    {number(BalanceLoss::kAuto), "auto", "pooled if model.output_router_logits, else none"},
+    {number(BalanceLoss::kNone), "none", "not trained"},
+    {number(BalanceLoss::kPooled), "pooled", "one loss over all MoE layers together, as Hugging Face does"},
+    {number(BalanceLoss::kPerLayer), "per_layer", "the sum of the losses of the layers, as Baidu does"}};
+const EnumNames kBalanceCountsNames = {
+    {number(BalanceCounts::kAuto), "auto", "first_choice for gate top2 without correction bias, else top_k"},
+    {number(BalanceCounts::kTopK), "top_k", "the moe_k best without correction bias"},
+    {number(BalanceCounts::kFirstChoice), "first_choice", "first choices only"}};
+const EnumNames kOrthogonalNames = {
+    {number(Orthogonal::kLoss), "loss", "a loss that is differentiated"},
+    {number(Orthogonal::kStep), "step", "a step of its own after the optimizer's, decoupled as weight decay is"}};
 const EnumNames kLossAverageNames = {
     {number(LossAverage::kTokens), "tokens", "every valid token of the global batch weighs the same"},
     {number(LossAverage::kMicroBatches), "micro_batches",
-     "mean of the means of the micro-batches, as Baidu's trainers do"}};
+     "mean of the means of the micro-batches, as Baidu's trainers do"},
+    {number(LossAverage::kTokenBalance), "token_balance",
+     "the sum over valid tokens is differentiated divided by a constant, token_balance_seqlen; the mean is reported"}};
 const EnumNames kBadStepNames = {{number(BadStep::kStop), "stop", "end with an error that names step and tensor"},
                                  {number(BadStep::kSkip), "skip", "drop the batch and go on"}};
 const EnumNames kOptimizerNames = {
@@ -147,13 +164,38 @@ void training(std::vector<F>& f) {
   f.push_back(F(
                   "training", "routing_unit",
                   [](RunConfig& c) -> Slot { return enum_slot(c.training.routing_unit, kRoutingUnitNames); },
-                  "the tokens over which the balance loss is defined")
+                  "the tokens over which router losses, capacity, drop order and Sinkhorn are defined")
                   .decides_numbers());
+  f.push_back(F(
+                  "training", "balance_loss",
+                  [](RunConfig& c) -> Slot { return enum_slot(c.training.balance_loss, kBalanceLossNames); },
+                  "form of the balance loss that model.router_aux_loss_coef weighs")
+                  .decides_numbers());
+  f.push_back(F(
+                  "training", "balance_counts",
+                  [](RunConfig& c) -> Slot { return enum_slot(c.training.balance_counts, kBalanceCountsNames); },
+                  "which choices the balance loss counts")
+                  .decides_numbers());
+  f.push_back(F(
+                  "training", "orthogonal",
+                  [](RunConfig& c) -> Slot { return enum_slot(c.training.orthogonal, kOrthogonalNames); },
+                  "how model.moe_orthogonal_loss_lambda acts")
+                  .decides_numbers());
+  f.push_back(F(
+      "training", "allow_drops", [](RunConfig& c) -> Slot { return &c.training.allow_drops; },
+      "false: a model.moe_capacity that could drop a token is refused"));
   f.push_back(F(
                   "training", "loss_average",
                   [](RunConfig& c) -> Slot { return enum_slot(c.training.loss_average, kLossAverageNames); },
                   "how the losses of micro-batches are joined")
                   .decides_numbers());
+  f.push_back(
+      F(
+          "training", "token_balance_seqlen", [](RunConfig& c) -> Slot { return &c.training.token_balance_seqlen; },
+          "what loss_average: token_balance divides a micro-batch's sum by, before the mean over micro-batches; "
+          "0: the step's sum by the step's tokens, masked ones too")
+          .range(0, kMany)
+          .decides_numbers());
   // What to do at a bad loss may change between a stop and its resume, so these two are no part of the hash.
   f.push_back(F(
       "training", "on_bad_loss", [](RunConfig& c) -> Slot { return enum_slot(c.training.on_bad_loss, kBadStepNames); },
@@ -258,6 +300,10 @@ void optimizer(std::vector<F>& f) {
                   "multiplies the learning rate of router weights")
                   .range(0, 1e6)
                   .also({"moe_gate_lr_ratio"})
+                  .decides_numbers());
+  f.push_back(F(
+                  "optimizer", "freeze_router", [](RunConfig& c) -> Slot { return &c.optimizer.freeze_router; },
+                  "router weights and correction bias stay as they are, and router losses are left out")
                   .decides_numbers());
 }
 

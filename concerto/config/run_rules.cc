@@ -29,6 +29,22 @@ bool has_weights(const std::string& folder) {
   return false;
 }
 
+// Tokens of a full routing unit.
+double unit_tokens(const RunConfig& c) {
+  const TrainingSection& t = c.training;
+  const int64_t rows = t.routing_unit == RoutingUnit::kSequence     ? 1
+                       : t.routing_unit == RoutingUnit::kMicroBatch ? t.micro_batch_size
+                                                                    : t.global_batch_size;
+  return static_cast<double>(rows) * static_cast<double>(t.seq_length);
+}
+bool has_capacity(const RunConfig& c) {
+  return c.model.config.num_moe_layers() > 0 && c.model.config.moe_capacity.size() == 3;
+}
+double lowest_factor(const RunConfig& c) {
+  const auto& factors = c.model.config.moe_capacity;
+  return *std::min_element(factors.begin(), factors.end());
+}
+
 int64_t micro_batches(const TrainingSection& t) {
   return (t.global_batch_size + t.micro_batch_size - 1) / t.micro_batch_size;
 }
@@ -37,6 +53,19 @@ int64_t micro_batches(const TrainingSection& t) {
 
 int64_t most_micro_batch_tokens(const ModelConfig& model) {
   return std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, model.num_moe_layers() > 0 ? model.moe_k : 1);
+}
+
+RoutingOptions routing_options(const RunConfig& c) {
+  return {.unit = c.training.routing_unit,
+          .balance_loss = c.training.balance_loss,
+          .balance_counts = c.training.balance_counts,
+          .freeze_router = c.optimizer.freeze_router};
+}
+
+BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options) {
+  if (options.freeze_router) return BalanceLoss::kNone;
+  if (options.balance_loss != BalanceLoss::kAuto) return options.balance_loss;
+  return model.output_router_logits ? BalanceLoss::kPooled : BalanceLoss::kNone;
 }
 
 const std::vector<Rule<RunConfig>>& run_rules() {
@@ -89,6 +118,39 @@ const std::vector<Rule<RunConfig>>& run_rules() {
        [](const RunConfig& c) { return c.training.dtype != "f64" || c.backend == "ref"; },
        [](const RunConfig& c) { return fmt::format("f64 is not built for backend {}", c.backend); },
        "Use bf16 or f32, or backend: ref"},
+      {{"model.moe_capacity", "training.micro_batch_size", "training.seq_length"},
+       "moe_capacity gives each expert room for a token of a full routing unit in training",
+       [](const RunConfig& c) {
+         return !has_capacity(c) ||
+                c.model.config.moe_capacity[0] * unit_tokens(c) >= static_cast<double>(c.model.config.moe_num_experts);
+       },
+       [](const RunConfig& c) {
+         return fmt::format("{} x {} tokens of a routing unit / {} experts leaves no room",
+                            print_double(c.model.config.moe_capacity[0]), unit_tokens(c),
+                            c.model.config.moe_num_experts);
+       },
+       "Raise it, or give a routing unit more tokens"},
+      {{"training.allow_drops", "model.moe_capacity"},
+       "`allow_drops: false` needs moe_capacity to be empty, or at least moe_num_experts (an expert gets at most every "
+       "token once)",
+       [](const RunConfig& c) {
+         return c.training.allow_drops || !has_capacity(c) ||
+                lowest_factor(c) >= static_cast<double>(c.model.config.moe_num_experts);
+       },
+       [](const RunConfig& c) {
+         return fmt::format("false, but a factor of moe_capacity, {}, is less than moe_num_experts = {}",
+                            print_double(lowest_factor(c)), c.model.config.moe_num_experts);
+       },
+       "Set moe_capacity to [], or allow_drops to true"},
+      {{"training.token_balance_seqlen", "training.loss_average"},
+       "token_balance_seqlen > 0 only with `loss_average: token_balance`",
+       [](const RunConfig& c) {
+         return c.training.token_balance_seqlen == 0 || c.training.loss_average == LossAverage::kTokenBalance;
+       },
+       [](const RunConfig& c) {
+         return fmt::format("{}, but loss_average does not read it", c.training.token_balance_seqlen);
+       },
+       "Set training.loss_average to token_balance, or this to 0"},
       {{"optimizer.warmup_steps", "training.steps"},
        "warmup_steps <= training.steps",
        [](const RunConfig& c) { return c.optimizer.warmup_steps <= c.training.steps; },

@@ -24,13 +24,7 @@ InferenceSession::InferenceSession(const Stage& stage, const ParameterStore& sto
     v_.emplace_back(cache_memory_.data() + (2 * l + 1) * bytes, Shape{capacity_, cols}, store.compute());
   }
   cache_ = {.k = k_.data(), .v = v_.data()};
-  const int64_t experts = c.moe_num_experts,
-                rows = std::max<int64_t>(1, static_cast<int64_t>(stage.moe_layers().size()));
-  router_memory_ = Buffer(3 * rows * experts * 8);
-  char* memory = router_memory_.data();
-  router_ = {.counts = View(memory, {rows, experts}, DType::kI64),
-             .bare_counts = View(memory + rows * experts * 8, {rows, experts}, DType::kI64),
-             .prob_sums = View(memory + 2 * rows * experts * 8, {rows, experts}, DType::kF64)};
+  router_ = RouterMemory(c, {.layers = static_cast<int64_t>(stage.moe_layers().size()), .stat = store.stat()});
   units_.resize(stage.units().size());
   for (size_t u = 0; u < units_.size(); ++u) units_[u].segments.resize(stage.units()[u].segments.size());
 
@@ -39,7 +33,8 @@ InferenceSession::InferenceSession(const Stage& stage, const ParameterStore& sto
   tokens_ = {.ids = View(nullptr, {chunk_}, DType::kI32),
              .positions = View(nullptr, {chunk_}, DType::kI32),
              .doc_offsets = View(nullptr, {2}, DType::kI32),
-             .count = chunk_};
+             .count = chunk_,
+             .units = {.offsets = View(nullptr, {2}, DType::kI32), .capacity = View(nullptr, {1}, DType::kI64)}};
   head(run_units().rows_range(chunk_ - 1, 1));
   context_.dry_run = false;
   cache_.past = 0;
@@ -57,7 +52,7 @@ int64_t InferenceSession::bytes() const {
 
 View InferenceSession::run_units() {
   const SegmentContext ctx{
-      .ops = context_, .tokens = &tokens_, .losses = &losses_, .router = &router_, .cache = &cache_};
+      .ops = context_, .tokens = &tokens_, .losses = &losses_, .router = &router_.stats, .cache = &cache_};
   Acts acts;
   for (size_t i = 0; i < stage_.units().size(); ++i) {
     const Unit& unit = stage_.units()[i];
@@ -81,10 +76,13 @@ View InferenceSession::forward(std::span<const int32_t> tokens) {
   const auto n = static_cast<int64_t>(tokens.size());
   for (int64_t i = 0; i < n; ++i) positions_[static_cast<size_t>(i)] = static_cast<int32_t>(cache_.past + i);
   doc_offsets_[1] = static_cast<int32_t>(n);
-  tokens_ = {.ids = View(const_cast<int32_t*>(tokens.data()), {n}, DType::kI32),
-             .positions = View(positions_.data(), {n}, DType::kI32),
-             .doc_offsets = View(doc_offsets_.data(), {2}, DType::kI32),
-             .count = n};
+  room_ = n;
+  tokens_ = {
+      .ids = View(const_cast<int32_t*>(tokens.data()), {n}, DType::kI32),
+      .positions = View(positions_.data(), {n}, DType::kI32),
+      .doc_offsets = View(doc_offsets_.data(), {2}, DType::kI32),
+      .count = n,
+      .units = {.offsets = View(doc_offsets_.data(), {2}, DType::kI32), .capacity = View(&room_, {1}, DType::kI64)}};
   const View normed = run_units();
   cache_.past += n;
   return normed.rows_range(n - 1, 1);

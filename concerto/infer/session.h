@@ -34,13 +34,14 @@ class InferenceSession {
   const ParameterStore& store_;
   Context context_;
   int64_t capacity_, chunk_;
-  Buffer cache_memory_, router_memory_;
+  Buffer cache_memory_;
   std::vector<View> k_, v_;
   KvCache cache_;
-  RouterStats router_;
+  RouterMemory router_;
   LossSums losses_;
   Tokens tokens_;
   std::vector<int32_t> positions_, doc_offsets_;
+  int64_t room_ = 0;  // of an expert: nothing is dropped
   std::vector<UnitSaved> units_;
   Arena turns_[2], scratch_, logits_;
   ParamRef head_weight_, head_bias_;

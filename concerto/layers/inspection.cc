@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "concerto/layers/router_segments.h"
+
 namespace concerto {
 namespace {
 
@@ -27,6 +29,25 @@ OwnedTensor tensor(Shape shape, DType type) {
 }
 
 }  // namespace
+
+GateSettings gate_settings(const ModelConfig& c, bool training) {
+  GateSettings s{.top_k = c.moe_k,
+                 .gate = gate_of(c),
+                 .scoring = scoring_of(c),
+                 .groups = c.router_groups(),
+                 .sinkhorn = c.uses_sinkhorn(),
+                 .sinkhorn_temp = c.sinkhorn_temp,
+                 .capacity = {},
+                 .training = training,
+                 .order = drop_order_of(c),
+                 .reverse = c.moe_reverse_token_drop,
+                 .normalize = c.moe_norm_gate_logits,
+                 .norm_min = c.moe_norm_min};
+  if (c.moe_capacity.size() == 3)
+    s.capacity =
+        CapacityFactors{.train = c.moe_capacity[0], .eval = c.moe_capacity[1], .few_tokens = c.moe_capacity[2]};
+  return s;
+}
 
 GateAndDispatch gate_and_dispatch(const Context& ctx, const GateSettings& s, View x, View w, View bias) {
   const int64_t tokens = x.dim(0), experts = w.dim(0), k = s.top_k;

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "concerto/config/model_config.h"
 #include "concerto/ops/backend.h"
 
 namespace concerto {
@@ -26,6 +27,8 @@ struct GateSettings {
   bool count_drops = true;  // dispatch_mask counts what an expert was asked to take (Paddle), or only what it took
   int32_t nowhere = -1;     // scatter_index of a dropped choice: -1 as the released PyTorch code, 0 as Paddle
 };
+
+GateSettings gate_settings(const ModelConfig& config, bool training);
 
 // The seven, in the reference's order, and what they were made of. Owns its memory.
 struct GateAndDispatch {

@@ -5,12 +5,6 @@
 namespace concerto {
 namespace {
 
-struct RouterSaved {
-  View x, rstd, normed;                         // [T, H], [T], [T, H]
-  View logits, probs, weights;                  // [T, E], [T, E], [T, K]
-  View expert_ids, offsets, row_token, row_of;  // the plan, in Saved::keep
-  View dlogits, dnormed;                        // [T, E], [T, H]
-};
 struct DispatchSaved {
   View row_of;  // [T, K]
 };
@@ -19,6 +13,7 @@ struct ExpertsSaved {
   View weights;        // [R]
   View gate_up;        // [R, 2 F] (becomes its gradient)
   View offsets;        // [E + 1]
+  View dropped;        // [E + 2]: the same and where dropped rows end; null: there are none
   View dy, dy_source;  // likewise
   View act;            // [R, F] weighted, from backward_input on
 };
@@ -30,90 +25,6 @@ struct CombineSaved {
 std::string segment_name(int layer, const char* what) { return "layers." + std::to_string(layer) + "." + what; }
 
 }  // namespace
-
-RouterSegment::RouterSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer,
-                             int moe_index)
-    : Segment({.name = segment_name(layer, "router"), .layer = layer}),
-      store_(store),
-      norm_{&store, store.ref(prefix + "post_attention_layernorm.weight"), c.rms_norm_eps},
-      w_(store.ref(prefix + "mlp.gate.weight")),
-      bias_(store.ref(prefix + "mlp.moe_statics.e_score_correction_bias", {c.moe_num_experts})),
-      num_experts_(c.moe_num_experts),
-      top_k_(c.moe_k),
-      norm_min_(c.moe_norm_min),
-      moe_index_(moe_index) {}
-
-void RouterSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
-  auto& s = ctx.replay ? saved.as<RouterSaved>() : saved.start<RouterSaved>();
-  Arena& arena = *saved.forward;
-  const int64_t tokens = ctx.tokens->count;
-  const DType type = in.hidden.dtype, stat = stat_dtype(type);
-  s.x = in.hidden;
-  s.rstd = arena.take({tokens}, stat);
-  s.normed = arena.take(s.x.shape, type);
-  s.logits = arena.take({tokens, num_experts_}, stat);
-  s.probs = arena.take({tokens, num_experts_}, stat);
-  s.weights = arena.take({tokens, top_k_}, stat);
-  if (!ctx.replay) {
-    s.expert_ids = saved.keep->take({tokens, top_k_}, DType::kI32);
-    s.offsets = saved.keep->take({num_experts_ + 1}, DType::kI32);
-    s.row_token = saved.keep->take({tokens * top_k_}, DType::kI32);
-    s.row_of = saved.keep->take({tokens, top_k_}, DType::kI32);
-  }
-  const auto row = [&](View v) { return v.rows_range(moe_index_, 1).reshape({num_experts_}); };
-  norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
-  router_logits(ctx.ops, {.x = s.normed, .w = store_.weight(w_), .logits = s.logits});
-  router_select(ctx.ops, {.logits = s.logits,
-                          .bias = store_.weight(bias_),
-                          .norm_min = norm_min_,
-                          .probs = s.probs,
-                          .expert_ids = s.expert_ids,
-                          .weights = s.weights,
-                          .counts = row(ctx.router->counts),
-                          .bare_counts = row(ctx.router->bare_counts),
-                          .prob_sums = row(ctx.router->prob_sums),
-                          .replay = ctx.replay});
-  if (!ctx.replay)
-    make_dispatch_plan(
-        ctx.ops, {.expert_ids = s.expert_ids, .offsets = s.offsets, .row_token = s.row_token, .row_of = s.row_of});
-  out.normed = s.normed;
-  out.weights = s.weights;
-  out.offsets = s.offsets;
-  out.row_token = s.row_token;
-  out.row_of = s.row_of;
-  if (ctx.observer) observe(ctx, saved);
-}
-
-void RouterSegment::observe(const SegmentContext& ctx, Saved& saved) const {
-  const auto& s = saved.as<RouterSaved>();
-  const std::string p = "router." + std::to_string(spec().layer) + ".";
-  ctx.observer->record(p + "logits", s.logits);
-  ctx.observer->record(p + "probs", s.probs);
-  ctx.observer->record(p + "topk_index", s.expert_ids);
-  ctx.observer->record(p + "topk_weight", s.weights);
-}
-
-void RouterSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
-  auto& s = saved.as<RouterSaved>();
-  s.dlogits = saved.backward->take(s.logits.shape, s.logits.dtype);
-  s.dnormed = dout.normed;
-  router_select_backward(ctx.ops, {.dweights = dout.weights,
-                                   .aux_dprob = ctx.router->aux_dprob,
-                                   .probs = s.probs,
-                                   .expert_ids = s.expert_ids,
-                                   .norm_min = norm_min_,
-                                   .dlogits = s.dlogits});
-  router_logits_backward_input(ctx.ops, {.dlogits = s.dlogits, .w = store_.weight(w_), .dx = s.dnormed});
-  din = {};
-  din.hidden = saved.backward->take(s.x.shape, s.x.dtype);
-  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden);
-}
-
-void RouterSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
-  auto& s = saved.as<RouterSaved>();
-  router_logits_backward_weight(ctx.ops, {.dlogits = s.dlogits, .x = s.normed, .dw = store_.grad(w_)});
-  norm_.backward_weight(ctx.ops, s.dnormed, s.x, s.rstd);
-}
 
 DispatchSegment::DispatchSegment(const ModelConfig& c, int layer)
     : Segment({.name = segment_name(layer, "dispatch"), .layer = layer}), top_k_(c.moe_k) {}
@@ -151,7 +62,13 @@ void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
   s.x = in.rows;
   s.x_source = in.row_source;
   s.weights = in.row_weights;
+  const int64_t experts = gate_up_.shape[0];
   s.offsets = in.offsets;
+  if (in.offsets.dim(0) == experts + 2) {
+    s.dropped = in.offsets;
+    s.offsets.shape = Shape{experts + 1};
+    s.offsets.row_stride = experts + 1;
+  }
   s.gate_up = saved.forward->take({rows, 2 * width_}, s.x.dtype);
   out.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
   out.row_source = {};
@@ -161,6 +78,7 @@ void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
       ctx.ops, {.x = s.x, .w = store_.weight(gate_up_), .offsets = s.offsets, .y = s.gate_up, .row_token = s.x_source});
   swiglu_forward(ctx.ops, {.gate_up = s.gate_up, .weights = s.weights, .act = act});
   grouped_linear_forward(ctx.ops, {.x = act, .w = store_.weight(down_), .offsets = s.offsets, .y = out.rows});
+  if (s.dropped) clear_dropped(ctx.ops, {.offsets = s.dropped, .rows = out.rows});
 }
 
 void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
@@ -183,6 +101,7 @@ void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout,
                             .act = s.act});
   grouped_linear_backward_input(ctx.ops,
                                 {.dy = s.gate_up, .w = store_.weight(gate_up_), .offsets = s.offsets, .dx = din.rows});
+  if (s.dropped) clear_dropped(ctx.ops, {.offsets = s.dropped, .rows = din.rows});
 }
 
 void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {

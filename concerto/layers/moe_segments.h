@@ -1,5 +1,6 @@
 // A MoE layer's second half as segments (reference 3.3, 3.4):
-//   router   hidden -> normed, routing weights, dispatch plan         (norm and fp32 router)
+//   router   hidden -> normed, logits                                 (router_segments.h)
+//   route    logits -> routing weights, dispatch plan                 (router_segments.h)
 //   [shared  normed -> mlp]                                           (mlp_segment.h)
 //   dispatch normed, routing weights -> rows sorted by expert and their weights
 //   experts  rows -> weighted rows, one grouped product over all experts
@@ -13,25 +14,6 @@
 #include "concerto/layers/linear_layer.h"
 
 namespace concerto {
-
-class RouterSegment final : public Segment {
- public:
-  // `moe_index`: row of this layer in RouterStats.
-  RouterSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer,
-                int moe_index);
-  void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
-  void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
-  void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
-
- private:
-  void observe(const SegmentContext& ctx, Saved& saved) const;
-  const ParameterStore& store_;
-  NormLayer norm_;
-  ParamRef w_, bias_;
-  int64_t num_experts_, top_k_;
-  double norm_min_;
-  int moe_index_;
-};
 
 class DispatchSegment final : public Segment {
  public:

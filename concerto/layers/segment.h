@@ -28,10 +28,18 @@
 #include <type_traits>
 
 #include "concerto/config/model_config.h"
+#include "concerto/layers/router_stats.h"
 #include "concerto/ops/backend.h"
 #include "concerto/params/parameter_store.h"
 
 namespace concerto {
+
+// The routing units of a micro-batch (ops/routing.h): token ranges that cover it.
+struct RoutingUnits {
+  View offsets;        // [U + 1] i32
+  View capacity;       // [U] i64: room of an expert
+  bool drops = false;  // whether it binds: not in generation
+};
 
 // The tokens of one micro-batch (data/micro_batch.h), as views.
 struct Tokens {
@@ -39,6 +47,7 @@ struct Tokens {
   View doc_offsets;              // [docs + 1] i32
   View mtp_ids, mtp_targets;     // [depth, T] i32
   int64_t count = 0;             // T
+  RoutingUnits units;
 };
 
 // What flows between segments of one micro-batch: activations forward, their gradients backward. A null view: nothing
@@ -47,12 +56,14 @@ struct Acts {
   View hidden;   // [T, H] residual stream
   View normed;   // [T, H] normed stream inside a layer; after the head: the final norm's output
   View mlp;      // [T, H] shared experts' output
+  View logits;   // [T, E] of the router
   View weights;  // [T, K] routing weights
   View rows;  // [R, H] routed rows, sorted by expert; with row_source: row r is row row_source[r] of this, not copied
               // yet
   View row_source;   // [R] i32, or null
   View row_weights;  // [R] stat: the routing weight of each row
-  View offsets;      // [E + 1] i32   the dispatch plan (no gradients)
+  View offsets;      // [E + 1] i32   the dispatch plan (no gradients); [E + 2] where choices may be dropped: their rows
+                     // come last, belong to no expert and are zero (ClearDropped, ops/routing.h)
   View row_token;    // [R] i32
   View row_of;       // [T, K] i32
 };
@@ -95,14 +106,6 @@ struct LossSums {
   double scale[kMaxLosses] = {};  // multiplies gradients: 1 / valid targets of the step (and lambda / depth for MTP)
 };
 
-// Routing statistics of one micro-batch, a row a MoE layer: integers, and probabilities summed in f64.
-struct RouterStats {
-  View counts;       // [moe layers, E] i64: tokens per expert as chosen
-  View bare_counts;  // [moe layers, E] i64: as the bare probabilities would choose
-  View prob_sums;    // [moe layers, E] f64
-  View aux_dprob;    // [E] stat: gradient of the aux loss for each token's probability; null: no aux loss
-};
-
 // Keys and values of generated text, a pair a layer.
 struct KvCache {
   View* k = nullptr;  // [layers] views [capacity, N_kv * D]
@@ -116,9 +119,11 @@ struct SegmentContext {
   LossSums* losses = nullptr;
   RouterStats* router = nullptr;
   Observer* observer = nullptr;
-  KvCache* cache = nullptr;  // generation: attention reads and extends it
-  bool training = false;     // a backward pass follows
-  bool replay = false;       // recompute: routing plans in Saved are used, not made
+  KvCache* cache = nullptr;    // generation: attention reads and extends it
+  bool training = false;       // a backward pass follows
+  bool replay = false;         // recompute: routing plans in Saved are used, not made
+  bool routed = false;         // choices and drops are in Saved already, made for all micro-batches of a step together
+  bool freeze_router = false;  // no gradient for router weights
 };
 
 enum class SegmentKind { kCompute, kCommunication, kFused };

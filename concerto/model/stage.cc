@@ -9,8 +9,9 @@
 
 namespace concerto {
 
-Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions)
-    : config_(config) {
+Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
+             RoutingUnit routing_unit)
+    : config_(config), routing_unit_(routing_unit) {
   const int64_t positions = max_positions + config.num_nextn_predict_layers + 1;
   rope_ = Buffer(positions * config.head_dim * dtype_bytes(store.stat()));
   cos_sin_ = View(rope_.data(), {positions, config.head_dim}, store.stat());
@@ -29,17 +30,25 @@ Unit& Stage::unit(std::string name, bool recompute) {
 void Stage::add_layer(const ParameterStore& store, int layer, Recompute recompute) {
   const std::string prefix = "model.layers." + std::to_string(layer) + ".",
                     name = "layers." + std::to_string(layer) + ".";
-  const bool full = recompute == Recompute::kFull;
-  Unit* u = &unit(full ? name + "layer" : name + "attention", full);
+  const bool moe = config_.is_moe_layer(layer);
+  const bool apart = moe && routing_unit_ == RoutingUnit::kGlobal;
+  const bool full = recompute == Recompute::kFull && !apart;
+  Unit* u = &unit(full ? name + "layer" : name + "attention", recompute == Recompute::kFull);
   u->segments.push_back(
       std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, cos_sin_));
-  if (!full) u = &unit(name + "mlp", recompute == Recompute::kSelective);
-  if (!config_.is_moe_layer(layer)) {
+  if (apart) u = &unit(name + "router", false);
+  if (!full && !apart) u = &unit(name + "mlp", recompute == Recompute::kSelective);
+  if (!moe) {
     u->segments.push_back(std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
     return;
   }
-  u->segments.push_back(
-      std::make_unique<RouterSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size())));
+  u->segments.push_back(std::make_unique<RouterSegment>(store, config_, prefix, layer));
+  auto route = std::make_unique<RouteSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size()));
+  if (apart) {
+    u = &unit(name + "mlp", recompute != Recompute::kNone);
+    u->routes = route.get();
+  }
+  u->segments.push_back(std::move(route));
   if (config_.moe_num_shared_experts > 0)
     u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer));
   u->segments.push_back(std::make_unique<DispatchSegment>(config_, layer));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "concerto/config/run_config.h"
-#include "concerto/layers/segment.h"
+#include "concerto/layers/router_segments.h"
 
 namespace concerto {
 
@@ -15,7 +15,8 @@ struct Unit {
   std::string name;
   std::vector<std::unique_ptr<Segment>> segments;
   bool recompute = false;
-  bool training_only = false;  // MTP: neither evaluation nor generation needs it
+  bool training_only = false;            // MTP: neither evaluation nor generation needs it
+  const RouteSegment* routes = nullptr;  // routing_unit global: the unit's first segment, which wants all micro-batches
 };
 
 // What a unit keeps of one micro-batch.
@@ -33,11 +34,16 @@ struct UnitArenas {
 
 class Stage {
  public:
-  // `max_positions`: rows of the rope table (longest document of the run, plus MTP depths).
-  Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions);
+  // `max_positions`: rows of the rope table (longest document of the run, plus MTP depths). With routing_unit global
+  // every MoE layer's router ends a unit of its own, so that all micro-batches of a step can meet behind it.
+  Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
+        RoutingUnit routing_unit = RoutingUnit::kMicroBatch);
 
   const ModelConfig& config() const { return config_; }
   const std::vector<Unit>& units() const { return units_; }
+  RoutingUnit routing_unit() const { return routing_unit_; }
+  // Units whose gradients (or, in evaluation, outputs) are read at the same time: a residual stream may pass one by.
+  int unit_reach() const { return routing_unit_ == RoutingUnit::kGlobal ? 3 : 2; }
   const std::vector<int>& moe_layers() const { return moe_layers_; }  // layer number of each row of RouterStats
   int64_t rope_bytes() const { return rope_.bytes(); }
 
@@ -47,6 +53,7 @@ class Stage {
   Unit& unit(std::string name, bool recompute);
 
   ModelConfig config_;
+  RoutingUnit routing_unit_;
   Buffer rope_;
   View cos_sin_;  // [positions, head_dim]
   std::vector<Unit> units_;

@@ -25,7 +25,8 @@ Optimizer::Optimizer(ParameterStore& store, const OptimizerSection& settings) : 
     int last = i;
     const bool join = settings.name == OptimizerName::kAdamW && specs[i].fused >= 0;
     while (join && last + 1 < n && specs[last + 1].fused == specs[i].fused) ++last;
-    if (specs[i].trainable) add_piece(i, last);
+    const bool frozen = settings.freeze_router && specs[i].role == TensorRole::kRouter;
+    if (specs[i].trainable && !frozen) add_piece(i, last);
     i = last + 1;
   }
 }

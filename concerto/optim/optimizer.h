@@ -1,6 +1,6 @@
 // One optimizer step over the whole store: global norm, clipping folded into the update, AdamW or LAMB. Parameters
-// without a gradient (the correction bias) are never touched; an expert that no token chose has a zero gradient and is
-// updated like any other.
+// without a gradient (the correction bias, a frozen router) are never touched; an expert that no token chose has a zero
+// gradient and is updated like any other.
 #pragma once
 
 #include <vector>

@@ -30,9 +30,10 @@ struct Schedule {
   std::vector<Action> actions;
 };
 
-// One stage: `1f1b` plays F B of each micro-batch in turn; `zero_bubble` plays F I W. Error(kConfig) for an unknown
-// name.
-Schedule build_schedule(const std::string& name, int64_t micro_batches);
+// One stage: `1f1b` plays F B of each micro-batch in turn; `zero_bubble` plays F I W. `together`: all F first, for
+// routing_unit global, whose losses, capacity and drops want every micro-batch before any backward. Error(kConfig) for
+// an unknown name.
+Schedule build_schedule(const std::string& name, int64_t micro_batches, bool together = false);
 
 // Each action after its causes, each exactly once, I and W in a split schedule and B in any other, never more than
 // `slots` micro-batches in flight. Bug naming the first action that breaks a rule.

@@ -1,19 +1,22 @@
+#include <algorithm>
+
 #include "concerto/base/error.h"
 #include "concerto/schedule/action.h"
 
 namespace concerto {
 
-Schedule build_schedule(const std::string& name, int64_t micro_batches) {
+Schedule build_schedule(const std::string& name, int64_t micro_batches, bool together) {
   Schedule s;
   s.name = name;
   s.micro_batches = micro_batches;
-  s.slots = micro_batches > 0 ? 1 : 0;
+  s.slots = together ? micro_batches : std::min<int64_t>(micro_batches, 1);
   if (name != "1f1b" && name != "zero_bubble")
     throw Error(ErrorCode::kConfig, "parallel.schedule", fmt::format("'{}' is not a schedule", name),
                 "Use 1f1b or zero_bubble.");
   s.split = name == "zero_bubble";
+  for (int32_t m = 0; m < micro_batches && together; ++m) s.actions.push_back({ActionKind::kForward, m});
   for (int32_t m = 0; m < micro_batches; ++m) {
-    s.actions.push_back({ActionKind::kForward, m});
+    if (!together) s.actions.push_back({ActionKind::kForward, m});
     if (s.split) {
       s.actions.push_back({ActionKind::kBackwardInput, m});
       s.actions.push_back({ActionKind::kBackwardWeight, m});

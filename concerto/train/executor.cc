@@ -17,44 +17,69 @@ struct Executor::Slot {
   int64_t micro_batch = -1;
   Tokens tokens;
   LossSums losses;
-  RouterStats router;
-  Buffer router_memory;
-  std::array<bool, kMaxLosses> has_targets{};
-  double aux_weight = 0;
+  RouterMemory router;
+  std::vector<int32_t> whole;          // [2] offsets of the one unit that the micro-batch is
+  std::vector<int64_t> room, in_unit;  // [U] capacity, tokens
+  std::vector<double> unit_weights;    // [U] in the step
   std::vector<UnitSaved> units;
+  Acts acts;
   Arena keep, backward;  // `backward` only when B and W are apart
   Acts grads;
 };
 
+struct Executor::Together {
+  RouterMemory router;
+  Tokens tokens;
+  std::vector<int32_t> offsets{0, 0};
+  std::vector<int64_t> room{0}, in_unit{0};
+  std::vector<RouteSegment::Part> parts;
+};
+
 struct Executor::Arenas {
-  Arena gradients[2];  // recycled: unit i works in gradients[i % 2]
+  Arena gradients[3];  // recycled: unit i works in gradients[i % unit_reach]
   Arena temporary, scratch;
 };
 
 Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& backend, ThreadPool& pool,
                    const ExecutorOptions& options)
-    : stage_(stage), store_(store), options_(options), arenas_(std::make_unique<Arenas>()) {
+    : stage_(stage),
+      store_(store),
+      options_(options),
+      arenas_(std::make_unique<Arenas>()),
+      losses_(stage.config(), options.routing, static_cast<int64_t>(stage.moe_layers().size()),
+              options.routing.unit == RoutingUnit::kSequence
+                  ? (options.max_rows > 0 ? options.max_rows : options.max_tokens)
+                  : 1) {
   CHECK(options.max_tokens > 0 && options.slots > 0);
   CHECK(stage.config().num_nextn_predict_layers <= kMostMtpLayers);
+  CHECK((options.routing.unit == RoutingUnit::kGlobal) == (stage.routing_unit() == RoutingUnit::kGlobal));
   check_backend(backend, store.compute());
   if (options_.max_docs == 0) options_.max_docs = options_.max_tokens;
   if (options_.usual_docs == 0) options_.usual_docs = options_.max_docs;
   context_ = {.backend = &backend, .pool = &pool, .scratch = &arenas_->scratch};
-  const ModelConfig& c = stage.config();
-  const int64_t experts = c.moe_num_experts,
-                rows = std::max<int64_t>(1, static_cast<int64_t>(stage.moe_layers().size()));
+  if (options_.max_rows == 0) options_.max_rows = options_.max_tokens;
+  const RouterStatsSize size{.layers = static_cast<int64_t>(stage.moe_layers().size()),
+                             .units = max_units(),
+                             .stat = store.stat(),
+                             .balance = losses_.balance() && options_.train,
+                             .z = losses_.z() && options_.train};
   for (int64_t i = 0; i < options_.slots; ++i) {
     auto slot = std::make_unique<Slot>();
     slot->units.resize(stage.units().size());
     for (size_t u = 0; u < slot->units.size(); ++u) slot->units[u].segments.resize(stage.units()[u].segments.size());
-    slot->router_memory = Buffer((3 * rows + 1) * experts * 8);
-    char* memory = slot->router_memory.data();
-    slot->router.counts = View(memory, {rows, experts}, DType::kI64);
-    slot->router.bare_counts = View(memory + rows * experts * 8, {rows, experts}, DType::kI64);
-    slot->router.prob_sums = View(memory + 2 * rows * experts * 8, {rows, experts}, DType::kF64);
-    if (c.output_router_logits && !stage.moe_layers().empty())
-      slot->router.aux_dprob = View(memory + 3 * rows * experts * 8, {experts}, store.stat());
+    slot->router = RouterMemory(stage.config(), size);
+    slot->router.stats.first_choices = losses_.first_choices();
+    const auto units = static_cast<size_t>(max_units());
+    slot->whole = {0, 0};
+    slot->room.resize(units);
+    slot->in_unit.resize(units);
+    slot->unit_weights.resize(units);
     slots_.push_back(std::move(slot));
+  }
+  if (is_global() && options_.train) {
+    together_ = std::make_unique<Together>();
+    together_->router = RouterMemory(stage.config(), size);
+    together_->parts.resize(slots_.size());
   }
   plan_memory();
   for (auto& slot : slots_) {
@@ -67,18 +92,27 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
   a.scratch = Arena(memory_.scratch);
   if (options_.poison) {
     for (auto& slot : slots_) slot->keep.poison(), slot->backward.poison();
-    for (Arena* arena : {&a.gradients[0], &a.gradients[1], &a.temporary, &a.scratch}) arena->poison();
+    for (Arena* arena : {&a.gradients[0], &a.gradients[1], &a.gradients[2], &a.temporary, &a.scratch}) arena->poison();
   }
 }
 
 Executor::~Executor() = default;
 
-// Runs one micro-batch of the largest size on counting arenas: forward only, and (training) forward and backward.
-void Executor::dry_run(Slot& slot, int64_t docs) {
-  set_tokens(slot, nullptr, docs);
+int64_t Executor::max_units() const { return options_.routing.unit == RoutingUnit::kSequence ? options_.max_rows : 1; }
+
+// Runs micro-batches of the largest size on counting arenas: forward only, and (training) forward and backward.
+void Executor::dry_run(int64_t docs) {
+  Slot& slot = *slots_[0];
+  set_tokens(slot, nullptr, false, docs);
   forward_only(slot);
   if (!options_.train) return;
-  forward(slot);
+  if (is_global()) {
+    for (auto& each : slots_) set_tokens(*each, nullptr, true, docs);
+    forward_together(options_.slots);
+  } else {
+    set_tokens(slot, nullptr, true, docs);
+    forward(slot);
+  }
   if (options_.split) {
     backward_input(slot);
     backward_weight(slot);
@@ -96,23 +130,43 @@ void Executor::plan_memory() {
   const Arenas& a = *arenas_;
   const Context real = context_;
   context_.dry_run = true;
-  dry_run(slot, options_.usual_docs);
+  dry_run(options_.usual_docs);
   const int64_t usual_scratch = a.scratch.high_water();
-  dry_run(slot, options_.max_docs);
+  dry_run(options_.max_docs);
   context_ = real;
   // Kernels may round their scratch differently for smaller micro-batches.
   constexpr int64_t kScratchSlack = 1 << 20;
   memory_.keep = slot.keep.high_water();
-  memory_.backward =
-      options_.split ? slot.backward.high_water() : a.gradients[0].high_water() + a.gradients[1].high_water();
+  int64_t gradients = 0;
+  for (const Arena& arena : a.gradients) gradients += arena.high_water();
+  memory_.backward = options_.split ? slot.backward.high_water() : gradients;
   memory_.temporary = a.temporary.high_water();
   memory_.scratch = std::max(a.scratch.high_water(), options_.scratch) + kScratchSlack;
   memory_.total = options_.slots * memory_.keep + (options_.split ? options_.slots : 1) * memory_.backward +
-                  memory_.temporary + std::max(usual_scratch, options_.scratch);
-  if (options_.split) memory_.total += a.gradients[0].high_water() + a.gradients[1].high_water();
+                  memory_.temporary + std::max(usual_scratch, options_.scratch) + options_.slots * slot.router.bytes();
+  if (options_.split) memory_.total += gradients;
 }
 
-void Executor::set_tokens(Slot& slot, const MicroBatch* b, int64_t planned_docs) {
+// The units of a micro-batch. In evaluation, and while memory is planned, the global unit is the micro-batch.
+void Executor::set_units(Slot& slot, const MicroBatch* b, bool training) {
+  RoutingUnits& units = slot.tokens.units;
+  const bool sequences = options_.routing.unit == RoutingUnit::kSequence;
+  const int64_t count = !sequences ? 1 : b ? b->rows() : options_.max_rows;
+  CHECK(count <= max_units(), "{} sequences in a micro-batch, planned for {}", count, options_.max_rows);
+  slot.whole[1] = static_cast<int32_t>(slot.tokens.count);
+  units.offsets =
+      b ? ints(sequences ? b->row_offsets : slot.whole, {count + 1}) : View(nullptr, {count + 1}, DType::kI32);
+  units.capacity = View(b ? slot.room.data() : nullptr, {count}, DType::kI64);
+  units.drops = true;
+  const ModelConfig& c = stage_.config();
+  for (int64_t u = 0; u < count && b; ++u) {
+    const auto i = static_cast<size_t>(u);
+    slot.in_unit[i] = sequences ? b->row_offsets[i + 1] - b->row_offsets[i] : slot.tokens.count;
+    slot.room[i] = expert_room(c, training, slot.in_unit[i]);
+  }
+}
+
+void Executor::set_tokens(Slot& slot, const MicroBatch* b, bool training, int64_t planned_docs) {
   const int64_t tokens = b ? b->tokens() : options_.max_tokens;
   const int64_t depth = stage_.config().num_nextn_predict_layers;
   CHECK(tokens <= options_.max_tokens, "{} tokens in a micro-batch, planned for {}", tokens, options_.max_tokens);
@@ -134,15 +188,17 @@ void Executor::set_tokens(Slot& slot, const MicroBatch* b, int64_t planned_docs)
     t.mtp_ids = view(b ? b->mtp_token_ids : nothing, {depth, tokens});
     t.mtp_targets = view(b ? b->mtp_targets : nothing, {depth, tokens});
   }
+  set_units(slot, b, training);
 }
 
 SegmentContext Executor::segment_context(Slot& slot, bool training) {
   return {.ops = context_,
           .tokens = &slot.tokens,
           .losses = &slot.losses,
-          .router = &slot.router,
+          .router = &slot.router.stats,
           .observer = context_.dry_run ? nullptr : observer_,
-          .training = training};
+          .training = training,
+          .freeze_router = options_.routing.freeze_router};
 }
 
 // All units, everything kept for the backward pass.
@@ -158,15 +214,57 @@ void Executor::forward(Slot& slot) {
   }
 }
 
-// The main model without a backward pass: two arenas take turns.
+// All micro-batches of the step, unit by unit: a unit that routes wants what all of them have brought there.
+void Executor::forward_together(int64_t count) {
+  const ModelConfig& c = stage_.config();
+  const bool joint = may_drop(c) || c.uses_sinkhorn();
+  for (int64_t m = 0; m < count; ++m) {
+    slots_[static_cast<size_t>(m)]->keep.reset();
+    slots_[static_cast<size_t>(m)]->acts = {};
+  }
+  for (size_t i = 0; i < stage_.units().size(); ++i) {
+    const Unit& unit = stage_.units()[i];
+    if (unit.routes && joint) choose_together(unit, i, count);
+    for (int64_t m = 0; m < count; ++m) {
+      Slot& slot = *slots_[static_cast<size_t>(m)];
+      SegmentContext ctx = segment_context(slot, true);
+      ctx.routed = unit.routes && joint;
+      TraceScope scope(trace_, unit.name, "forward", -1, slot.micro_batch);
+      unit_forward(unit, ctx, slot.acts, slot.units[i], {&slot.keep, &arenas_->temporary, nullptr});
+    }
+  }
+}
+
+void Executor::choose_together(const Unit& unit, size_t index, int64_t count) {
+  Together& all = *together_;
+  int64_t tokens = 0;
+  for (int64_t m = 0; m < count; ++m) {
+    Slot& slot = *slots_[static_cast<size_t>(m)];
+    Saved& saved = slot.units[index].segments[0];
+    saved.keep = &slot.keep;
+    all.parts[static_cast<size_t>(m)] = {.logits = slot.acts.logits, .stats = &slot.router.stats, .saved = &saved};
+    tokens += slot.tokens.count;
+  }
+  all.offsets[1] = static_cast<int32_t>(tokens);
+  all.room[0] = expert_room(stage_.config(), true, tokens);
+  all.tokens.count = tokens;
+  all.tokens.units = {
+      .offsets = ints(all.offsets, {2}), .capacity = View(all.room.data(), {1}, DType::kI64), .drops = true};
+  SegmentContext ctx = segment_context(*slots_[0], true);
+  ctx.tokens = &all.tokens;
+  unit.routes->choose_together(ctx, std::span(all.parts).first(static_cast<size_t>(count)));
+}
+
+// The main model without a backward pass: arenas take turns.
 void Executor::forward_only(Slot& slot) {
   const SegmentContext ctx = segment_context(slot, false);
-  Arena* turns[2] = {&slot.keep, &arenas_->gradients[0]};
+  Arena* turns[3] = {&slot.keep, &arenas_->gradients[0], &arenas_->gradients[1]};
+  const auto reach = static_cast<size_t>(stage_.unit_reach());
   Acts acts;
   for (size_t i = 0; i < stage_.units().size(); ++i) {
     const Unit& unit = stage_.units()[i];
     if (unit.training_only) continue;
-    Arena* arena = turns[i % 2];
+    Arena* arena = turns[i % reach];
     arena->reset();
     unit_forward(unit, ctx, acts, slot.units[i], {arena, arena, nullptr});
   }
@@ -180,7 +278,7 @@ void Executor::backward(Slot& slot) {
   for (size_t i = stage_.units().size(); i-- > 0;) {
     const Unit& unit = stage_.units()[i];
     TraceScope scope(trace_, unit.name, "backward", -1, slot.micro_batch);
-    Arena& arena = arenas_->gradients[i % 2];
+    Arena& arena = arenas_->gradients[i % static_cast<size_t>(stage_.unit_reach())];
     arena.reset();
     ArenaScope temporary(arenas_->temporary);
     unit_backward_input(unit, ctx, grads, slot.units[i], {&slot.keep, &arenas_->temporary, &arena});
@@ -214,10 +312,13 @@ void Executor::begin_output(std::span<const MicroBatch> micro_batches, StepOutpu
   totals_ = {};
   output.loss_sum = {};
   output.loss_count = {};
-  output.aux_loss = 0;
+  output.differentiated = {};
+  output.aux_loss = output.z_loss = 0;
   output.tokens = 0;
-  output.tokens_per_expert.resize(stage_.moe_layers().size());
-  for (auto& layer : output.tokens_per_expert) layer.assign(static_cast<size_t>(stage_.config().moe_num_experts), 0);
+  for (auto* counts : {&output.tokens_per_expert, &output.drops_per_expert}) {
+    counts->resize(stage_.moe_layers().size());
+    for (auto& layer : *counts) layer.assign(static_cast<size_t>(stage_.config().moe_num_experts), 0);
+  }
   const int64_t depth = stage_.config().num_nextn_predict_layers;
   for (const MicroBatch& b : micro_batches) {
     totals_.tokens += b.tokens();
@@ -230,14 +331,23 @@ void Executor::begin_output(std::span<const MicroBatch> micro_batches, StepOutpu
   totals_.micro_batches = static_cast<int64_t>(micro_batches.size());
 }
 
-// What each loss of this micro-batch weighs in the step: by valid tokens, or one mean among the micro-batches' means. A
-// micro-batch (or a step) without a valid target weighs nothing.
+// What each loss of this micro-batch weighs in the step: by valid tokens, one mean among the micro-batches' means, or
+// over a constant. A micro-batch (or a step) without a valid target weighs nothing. Router losses weigh by tokens.
 void Executor::loss_scales(const MicroBatch& b, Slot& slot) const {
   const int64_t depth = stage_.config().num_nextn_predict_layers;
+  const double micro_batches = static_cast<double>(totals_.micro_batches);
   const auto weight = [&](int64_t in_batch, int64_t in_step) {
     if (in_batch == 0) return 0.0;
-    if (options_.loss_average == LossAverage::kTokens) return 1.0 / static_cast<double>(in_step);
-    return 1.0 / (static_cast<double>(totals_.micro_batches) * static_cast<double>(in_batch));
+    switch (options_.loss_average) {
+      case LossAverage::kTokens:
+        return 1.0 / static_cast<double>(in_step);
+      case LossAverage::kMicroBatches:
+        return 1.0 / (micro_batches * static_cast<double>(in_batch));
+      case LossAverage::kTokenBalance:
+        break;
+    }
+    const int64_t length = options_.token_balance_seqlen;
+    return 1.0 / (length > 0 ? micro_batches * static_cast<double>(length) : static_cast<double>(totals_.tokens));
   };
   slot.losses = {};
   slot.losses.scale[0] = weight(b.valid_targets(), totals_.targets[0]);
@@ -248,57 +358,59 @@ void Executor::loss_scales(const MicroBatch& b, Slot& slot) const {
     slot.losses.scale[m + 1] = stage_.config().mtp_loss_scaling_factor / static_cast<double>(depth) *
                                weight(valid, totals_.targets[static_cast<size_t>(m + 1)]);
   }
-  slot.aux_weight = options_.loss_average == LossAverage::kTokens
-                        ? static_cast<double>(b.tokens()) / static_cast<double>(std::max<int64_t>(1, totals_.tokens))
-                        : 1.0 / static_cast<double>(totals_.micro_batches);
+  const double all = options_.loss_average == LossAverage::kMicroBatches
+                         ? micro_batches * static_cast<double>(b.tokens())
+                         : static_cast<double>(totals_.tokens);
+  for (size_t u = 0; u < slot.in_unit.size(); ++u)
+    slot.unit_weights[u] = slot.in_unit[u] > 0 ? static_cast<double>(slot.in_unit[u]) / all : 0.0;
 }
 
-// HF's balance loss of one micro-batch (golden README, surprise 3): E * sum_e f_e P_e, counts of bare top-k and mean
-// probabilities pooled over all MoE layers. Its gradient for every token's p[e] is the same E * f_e / (layers *
-// tokens).
-void Executor::aux_loss(Slot& slot, StepOutput& output) {
-  const int64_t layers = static_cast<int64_t>(stage_.moe_layers().size()), experts = stage_.config().moe_num_experts;
-  if (layers == 0 || slot.tokens.count == 0) return;
-  const int64_t* counts = slot.router.bare_counts.as<int64_t>();
-  const double* sums = slot.router.prob_sums.as<double>();
-  const double rows = static_cast<double>(layers * slot.tokens.count);
-  const View dprob = slot.router.aux_dprob;
-  double loss = 0;
-  for (int64_t e = 0; e < experts; ++e) {
-    int64_t count = 0;
-    double sum = 0;
-    for (int64_t l = 0; l < layers; ++l) {
-      count += counts[l * experts + e];
-      sum += sums[l * experts + e];
-    }
-    const double f = static_cast<double>(count) / rows;
-    loss += static_cast<double>(experts) * f * sum / rows;
-    if (!dprob) continue;
-    const double gradient =
-        stage_.config().router_aux_loss_coef * slot.aux_weight * static_cast<double>(experts) * f / rows;
-    if (dprob.dtype == DType::kF64)
-      dprob.as<double>()[e] = gradient;
-    else
-      dprob.as<float>()[e] = static_cast<float>(gradient);
+void Executor::router_losses(Slot& slot, RouterLossValues& values) {
+  const auto units = static_cast<size_t>(slot.tokens.units.offsets.dim(0) - 1);
+  losses_.apply(context_, slot.router.stats, std::span(slot.in_unit).first(units),
+                std::span(slot.unit_weights).first(units), values);
+}
+
+// One unit over all micro-batches: what its losses add to a token's gradients is the same in each of them.
+void Executor::losses_together(RouterLossValues& values) {
+  const RouterStats& all = together_->router.stats;
+  const auto layers = static_cast<int64_t>(stage_.moe_layers().size());
+  if (layers == 0) return;
+  clear_router_stats(all);
+  for (int64_t m = 0; m < totals_.micro_batches; ++m)
+    add_router_stats(slots_[static_cast<size_t>(m)]->router.stats, layers, all);
+  together_->in_unit[0] = totals_.tokens;
+  const double whole = 1;
+  losses_.apply(context_, all, together_->in_unit, {&whole, 1}, values);
+  for (auto& slot : slots_) {
+    slot->router.stats.aux_dprob = all.aux_dprob;
+    slot->router.stats.z_scale = all.z_scale;
   }
-  output.aux_loss += slot.aux_weight * loss;
 }
 
 void Executor::finish_forward(Slot& slot, StepOutput& output) {
   output.tokens += slot.tokens.count;
-  const int64_t experts = stage_.config().moe_num_experts;
+  const RouterStats& stats = slot.router.stats;
+  const int64_t experts = stage_.config().moe_num_experts, units = slot.tokens.units.offsets.dim(0) - 1;
+  const bool drops = may_drop(stage_.config());
   for (size_t l = 0; l < output.tokens_per_expert.size(); ++l) {
-    const int64_t* counts = slot.router.counts.as<int64_t>() + static_cast<int64_t>(l) * experts;
-    for (int64_t e = 0; e < experts; ++e) output.tokens_per_expert[l][static_cast<size_t>(e)] += counts[e];
+    const auto layer = static_cast<int>(l);
+    const auto* counts = stats.layer(stats.counts, layer, units).as<int64_t>();
+    const auto* kept = stats.layer(stats.kept_counts, layer, units).as<int64_t>();
+    for (int64_t i = 0; i < units * experts; ++i) {
+      const auto e = static_cast<size_t>(i % experts);
+      output.tokens_per_expert[l][e] += counts[i];
+      if (drops) output.drops_per_expert[l][e] += counts[i] - kept[i];
+    }
   }
-  aux_loss(slot, output);
 }
 
 void Executor::finish_backward(Slot& slot, StepOutput& output) {
   const int64_t losses = 1 + stage_.config().num_nextn_predict_layers;
   for (int64_t i = 0; i < losses; ++i) {
     const auto n = static_cast<size_t>(i);
-    if (options_.loss_average == LossAverage::kTokens) {
+    output.differentiated[n] += slot.losses.sum[n] * slot.losses.scale[n];
+    if (options_.loss_average != LossAverage::kMicroBatches) {
       output.loss_sum[n] += slot.losses.sum[n];
       output.loss_count[n] = totals_.targets[n];
     } else if (slot.losses.scale[n] > 0) {
@@ -310,27 +422,42 @@ void Executor::finish_backward(Slot& slot, StepOutput& output) {
   }
 }
 
+void Executor::start_forward(Slot& slot, int32_t index, const MicroBatch& b) {
+  slot.micro_batch = index;
+  set_tokens(slot, &b, true);
+  loss_scales(b, slot);
+}
+
 void Executor::run(const Schedule& schedule, std::span<const MicroBatch> micro_batches, StepOutput& output) {
   CHECK(options_.train && schedule.split == options_.split && schedule.slots <= options_.slots);
   CHECK(schedule.micro_batches == static_cast<int64_t>(micro_batches.size()));
   begin_output(micro_batches, output);
   slot_of_.assign(micro_batches.size(), -1);
   for (auto& slot : slots_) slot->micro_batch = -1;
+  RouterLossValues values;
+  if (is_global()) {
+    CHECK(schedule.slots == schedule.micro_batches, "routing_unit global wants a slot a micro-batch");
+    for (size_t m = 0; m < micro_batches.size(); ++m)
+      start_forward(*slots_[m], static_cast<int32_t>(m), micro_batches[m]);
+    forward_together(schedule.micro_batches);
+    for (size_t m = 0; m < micro_batches.size(); ++m) finish_forward(*slots_[m], output);
+    losses_together(values);
+  }
   for (const Action& a : schedule.actions) {
     int64_t& index = slot_of_[static_cast<size_t>(a.micro_batch)];
-    if (a.kind == ActionKind::kForward)
+    if (is_global())
+      index = a.micro_batch;
+    else if (a.kind == ActionKind::kForward)
       for (index = 0; slots_[static_cast<size_t>(index)]->micro_batch >= 0;) ++index;
     Slot& slot = *slots_[static_cast<size_t>(index)];
     switch (a.kind) {
-      case ActionKind::kForward: {
-        const MicroBatch& b = micro_batches[static_cast<size_t>(a.micro_batch)];
-        slot.micro_batch = a.micro_batch;
-        set_tokens(slot, &b);
-        loss_scales(b, slot);
+      case ActionKind::kForward:
+        if (is_global()) break;  // done above, all of them together
+        start_forward(slot, a.micro_batch, micro_batches[static_cast<size_t>(a.micro_batch)]);
         forward(slot);
         finish_forward(slot, output);
+        router_losses(slot, values);
         break;
-      }
       case ActionKind::kBackward:
         backward(slot);
         break;
@@ -346,11 +473,13 @@ void Executor::run(const Schedule& schedule, std::span<const MicroBatch> micro_b
       slot.micro_batch = -1;
     }
   }
+  output.aux_loss = values.balance;
+  output.z_loss = values.z;
 }
 
 void Executor::evaluate(const MicroBatch& b, StepOutput& output) {
   Slot& slot = *slots_[0];
-  set_tokens(slot, &b);
+  set_tokens(slot, &b, false);
   slot.losses = {};
   forward_only(slot);
   output.tokens += b.tokens();

@@ -11,18 +11,22 @@
 #include "concerto/data/micro_batch.h"
 #include "concerto/model/stage.h"
 #include "concerto/schedule/action.h"
+#include "concerto/train/router_losses.h"
 #include "concerto/train/trace_writer.h"
 
 namespace concerto {
 
 struct ExecutorOptions {
   int64_t max_tokens = 0;  // of one micro-batch
+  int64_t max_rows = 0;    // rows (sequences) of one micro-batch; 0: as many as tokens
   int64_t max_docs = 0;    // documents of one micro-batch that there is room for; 0: as many as tokens
   int64_t usual_docs = 0;  // documents that the predicted memory counts on; 0: max_docs
   bool train = true;       // false: forward only
   bool split = false;      // schedules with B and W apart
   int64_t slots = 1;       // micro-batches in flight
   LossAverage loss_average = LossAverage::kTokens;
+  int64_t token_balance_seqlen = 0;  // with kTokenBalance
+  RoutingOptions routing;            // its unit is the stage's
   int64_t cache_rows = 0;  // generation: rows of the KV cache, at least max_tokens
   int64_t scratch = 0;     // bytes that others who work with ops() need at least: the optimizer
   bool poison = false;     // tests: unused memory is NaN
@@ -33,9 +37,12 @@ struct StepOutput {
   std::array<double, kMaxLosses>
       loss_sum{};  // [0] language model, [1 + m] MTP depth m; with kMicroBatches: sums of means
   std::array<int64_t, kMaxLosses> loss_count{};         // valid targets; with kMicroBatches: micro-batches
-  double aux_loss = 0;                                  // unscaled, mean over micro-batches as they weigh
+  std::array<double, kMaxLosses> differentiated{};      // with kTokenBalance: what was, factors included
+  double aux_loss = 0;                                  // balance loss, unscaled, mean over units as they weigh
+  double z_loss = 0;                                    // likewise
   int64_t tokens = 0;                                   // tokens that went through the model
-  std::vector<std::vector<int64_t>> tokens_per_expert;  // [moe layers][experts]
+  std::vector<std::vector<int64_t>> tokens_per_expert;  // [moe layers][experts], before drops
+  std::vector<std::vector<int64_t>> drops_per_expert;   // [moe layers][experts]
 
   double loss(int i = 0) const { return loss_count[i] > 0 ? loss_sum[i] / static_cast<double>(loss_count[i]) : 0.0; }
 };
@@ -59,7 +66,8 @@ class Executor {
   const Context& ops() const { return context_; }
 
   // Runs a schedule over micro_batches (their memory stays where it is until this returns). Gradients of
-  // (LM loss + router_aux_loss_coef * aux loss, if the config asks + MTP losses) add up in the store.
+  // (LM loss + router losses with their coefficients + MTP losses) add up in the store. With routing_unit global the
+  // schedule's forwards come first, and run together, unit by unit.
   void run(const Schedule& schedule, std::span<const MicroBatch> micro_batches, StepOutput& output);
 
   // Forward only: adds the micro-batch's loss sum and count to `output`.
@@ -75,14 +83,21 @@ class Executor {
   struct Arenas;
 
   void plan_memory();
-  void dry_run(Slot& slot, int64_t docs);
+  void dry_run(int64_t docs);
+  int64_t max_units() const;
+  bool is_global() const { return options_.routing.unit == RoutingUnit::kGlobal; }
   void begin_output(std::span<const MicroBatch> micro_batches, StepOutput& output);
-  void set_tokens(Slot& slot, const MicroBatch* micro_batch, int64_t planned_docs = 0);
+  void set_tokens(Slot& slot, const MicroBatch* micro_batch, bool training, int64_t planned_docs = 0);
+  void set_units(Slot& slot, const MicroBatch* micro_batch, bool training);
   SegmentContext segment_context(Slot& slot, bool training);
   void forward(Slot& slot);
+  void forward_together(int64_t slots);
+  void choose_together(const Unit& unit, size_t index, int64_t slots);
   void forward_only(Slot& slot);
+  void start_forward(Slot& slot, int32_t index, const MicroBatch& micro_batch);
   void finish_forward(Slot& slot, StepOutput& output);
-  void aux_loss(Slot& slot, StepOutput& output);
+  void router_losses(Slot& slot, RouterLossValues& values);
+  void losses_together(RouterLossValues& values);
   void backward(Slot& slot);
   void backward_input(Slot& slot);
   void backward_weight(Slot& slot);
@@ -97,12 +112,16 @@ class Executor {
   Observer* observer_ = nullptr;
   TraceWriter* trace_ = nullptr;
   std::unique_ptr<Arenas> arenas_;
+  RouterLosses losses_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<int64_t> slot_of_;  // [micro-batches of the step] slot index, -1: not in flight
   struct Totals {
     std::array<int64_t, kMaxLosses> targets{};
     int64_t tokens = 0, micro_batches = 0;
   } totals_;  // of the step
+  // routing_unit global: the unit over all micro-batches.
+  struct Together;
+  std::unique_ptr<Together> together_;
 };
 
 }  // namespace concerto

@@ -124,6 +124,8 @@ void MetricsWriter::write(const StepReport& r) {
   field(row_, "tokens_per_s", r.tokens_per_s);
   field(row_, "expert_max_over_mean", r.expert_max_over_mean);
   field(row_, "aux_loss", r.aux_loss);
+  if (r.z_loss != 0) field(row_, "z_loss", r.z_loss);
+  if (r.orthogonal_loss != 0) field(row_, "orthogonal_loss", r.orthogonal_loss);
   if (!r.mtp_losses.empty()) {
     put(row_, ", \"mtp_losses\": ");
     for (size_t i = 0; i < r.mtp_losses.size(); ++i) {

@@ -20,6 +20,8 @@ struct StepReport {
   double loss = 0;                 // language-model loss, mean over this step's valid tokens
   double total_loss = 0;           // what was differentiated: loss + auxiliary + MTP terms
   double aux_loss = 0;             // router balance loss, before its coefficient
+  double z_loss = 0;               // router z loss, before its coefficient; 0 without one
+  double orthogonal_loss = 0;      // of the router weights, before its coefficient; 0 without one
   std::vector<double> mtp_losses;  // [MTP blocks], before the scaling factor
   double lr = 0;
   double grad_norm = 0;  // before clipping
@@ -53,7 +55,7 @@ struct EvalReport {
 void summarize_loads(StepReport& report);
 
 // RUNDIR/metrics.jsonl. A training row: {step, loss, total_loss, lr, grad_norm, tokens, tokens_per_s,
-// expert_max_over_mean, aux_loss, mtp_losses (if any), seconds, peak_bytes (if measured), skipped (if so)}; of a MoE
+// expert_max_over_mean, aux_loss, z_loss and orthogonal_loss (if not 0), mtp_losses (if any), seconds, peak_bytes (if measured), skipped (if so)}; of a MoE
 // model also expert_idle_share and, each {layer: number}, expert_load (max over mean), expert_idle (share),
 // expert_entropy, expert_dropped (share, if routers drop) and expert_bias ([lowest, highest], if routers have one). An
 // evaluation row: {step, valid_loss, valid_tokens, seconds}; only training rows have `loss`. Numbers have 17

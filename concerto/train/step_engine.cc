@@ -14,32 +14,58 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const DType compute = compute_dtype(t.dtype);
   check_backend(backend, compute);
   store_ = std::make_unique<ParameterStore>(tensor_specs(model), compute, StoreUse::kTrain);
-  stage_ = std::make_unique<Stage>(model, *store_, config.parallel.recompute, t.seq_length);
+  stage_ = std::make_unique<Stage>(model, *store_, config.parallel.recompute, t.seq_length, t.routing_unit);
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
-  schedule_ = build_schedule(config.parallel.schedule, (t.global_batch_size + rows - 1) / rows);
+  schedule_ = build_schedule(config.parallel.schedule, (t.global_batch_size + rows - 1) / rows,
+                             t.routing_unit == RoutingUnit::kGlobal);
   validate_schedule(schedule_);
   optimizer_ = std::make_unique<Optimizer>(*store_, config.optimizer);
   executor_ = std::make_unique<Executor>(
       *stage_, *store_, backend, pool,
       ExecutorOptions{.max_tokens = rows * t.seq_length,
+                      .max_rows = rows,
                       .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
                       .split = schedule_.split,
                       .slots = schedule_.slots,
                       .loss_average = t.loss_average,
+                      .token_balance_seqlen = t.token_balance_seqlen,
+                      .routing = routing_options(config),
                       .scratch = optimizer_->scratch_bytes({.backend = &backend, .pool = &pool}),
                       .poison = poison});
+  router_steps_ = std::make_unique<RouterSteps>(*store_, config, stage_->moe_layers(), executor_->ops());
   for (const int layer : stage_->moe_layers())
     for (int i = 0; i < store_->size(); ++i) {
       const TensorSpec& spec = store_->specs()[static_cast<size_t>(i)];
       if (spec.role == TensorRole::kCorrectionBias && spec.layer == layer) correction_biases_.push_back(i);
     }
   CHECK(correction_biases_.size() == stage_->moe_layers().size());
-  predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes();
+  predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes() + router_steps_->bytes();
+}
+
+// `total_loss` is what was differentiated; the router's losses are told apart from it, before their coefficients.
+void StepEngine::report_losses(StepReport& report) {
+  const ModelConfig& model = config_.model.config;
+  const bool constant = config_.training.loss_average == LossAverage::kTokenBalance;
+  report.loss = output_.loss();
+  report.aux_loss = output_.aux_loss;
+  report.z_loss = output_.z_loss;
+  report.total_loss = constant ? output_.differentiated[0] : report.loss;
+  if (balance_loss(model, routing_options(config_)) != BalanceLoss::kNone)
+    report.total_loss += model.router_aux_loss_coef * report.aux_loss;
+  report.total_loss += model.router_z_loss_coef * report.z_loss;
+  if (router_steps_->adds_loss()) report.total_loss += model.moe_orthogonal_loss_lambda * report.orthogonal_loss;
+  const int64_t depth = model.num_nextn_predict_layers;
+  report.mtp_losses.resize(static_cast<size_t>(depth));
+  for (int64_t m = 0; m < depth; ++m) {
+    const double loss = output_.loss(static_cast<int>(m) + 1);
+    report.mtp_losses[static_cast<size_t>(m)] = loss;
+    report.total_loss += constant ? output_.differentiated[static_cast<size_t>(m) + 1]
+                                  : model.mtp_loss_scaling_factor / static_cast<double>(depth) * loss;
+  }
 }
 
 void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
                       std::string& why) {
-  const ModelConfig& model = config_.model.config;
   TraceWriter* const trace = executor_->trace();
   {
     const TraceScope scope(trace, "zero gradients", "optimizer");
@@ -48,20 +74,13 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
   executor_->run(schedule_, micro_batches, output_);
   report.step = step;
   report.steps = config_.training.steps;
-  report.loss = output_.loss();
-  report.aux_loss = output_.aux_loss;
-  report.total_loss = report.loss + (model.output_router_logits ? model.router_aux_loss_coef * report.aux_loss : 0.0);
-  const int64_t depth = model.num_nextn_predict_layers;
-  report.mtp_losses.resize(static_cast<size_t>(depth));
-  for (int64_t m = 0; m < depth; ++m) {
-    report.mtp_losses[static_cast<size_t>(m)] = output_.loss(static_cast<int>(m) + 1);
-    report.total_loss +=
-        model.mtp_loss_scaling_factor / static_cast<double>(depth) * output_.loss(static_cast<int>(m) + 1);
-  }
+  report.orthogonal_loss = router_steps_->orthogonal_loss();
+  report_losses(report);
   report.lr = learning_rate(config_.optimizer, config_.training.steps, step);
   report.tokens = output_.tokens;
   report.moe_layers.assign(stage_->moe_layers().begin(), stage_->moe_layers().end());
   report.tokens_per_expert = output_.tokens_per_expert;
+  report.dropped_per_expert = output_.drops_per_expert;
   {
     const TraceScope scope(trace, "gradient norm", "optimizer");
     report.grad_norm = optimizer_->gradient_norm(executor_->ops());
@@ -71,6 +90,7 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
   if (!report.skipped) {
     const TraceScope scope(trace, "optimizer", "optimizer");
     optimizer_->step(executor_->ops(), step, report.lr, report.grad_norm);
+    router_steps_->after_optimizer(output_.tokens_per_expert);
   }
   read_correction_bias(report);
   summarize_loads(report);

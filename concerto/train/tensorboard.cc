@@ -243,6 +243,8 @@ void EventWriter::write(const StepReport& r) {
   scalar("train/tokens_per_s", r.tokens_per_s);
   for (size_t i = 0; i < r.mtp_losses.size(); ++i) scalar(mtp_tags_[i], r.mtp_losses[i]);
   if (!layers_.empty()) {
+    if (r.z_loss != 0) scalar("train/z_loss", r.z_loss);
+    if (r.orthogonal_loss != 0) scalar("train/orthogonal_loss", r.orthogonal_loss);
     load_scalars(r);
     heat_map(r);
   }

@@ -17,7 +17,7 @@ namespace concerto {
 uint32_t masked_crc32c(std::string_view bytes);  // as TFRecord stores it: rotated by 15 and shifted by a constant
 
 // Writes RUNDIR/events.out.tfevents.<time>.<host>.<pid>. A training step gives the scalars train/loss,
-// train/total_loss, train/aux_loss, train/mtp_loss_<i>, train/lr, train/grad_norm, train/tokens_per_s, expert_load/max
+// train/total_loss, train/aux_loss, train/z_loss, train/orthogonal_loss, train/mtp_loss_<i>, train/lr, train/grad_norm, train/tokens_per_s, expert_load/max
 // expert_load/layer_<i> (max over mean), expert_idle/layer_<i>, expert_entropy/layer_<i>, expert_dropped/layer_<i> (if
 // routers drop) and expert_bias_min/layer_<i>, expert_bias_max/layer_<i> (if routers have one); every
 // kHistogramSteps-th step the histograms expert_tokens/layer_<i>, in which bucket e is expert e's tokens; every

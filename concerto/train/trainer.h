@@ -17,6 +17,7 @@
 #include "concerto/train/load_file.h"
 #include "concerto/train/metrics.h"
 #include "concerto/train/progress.h"
+#include "concerto/train/router_steps.h"
 #include "concerto/train/run_folder.h"
 #include "concerto/train/summary.h"
 #include "concerto/train/tensorboard.h"
@@ -38,6 +39,8 @@ class StepEngine {
   // step that `guard` (may be null) finds bad changes no weight and is marked skipped; `why` then says why.
   void step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
             std::string& why);
+  // Of the last step, before anything is dropped, and what was: [MoE layers][experts].
+  const StepOutput& output() const { return output_; }
 
   ParameterStore& store() { return *store_; }
   Executor& executor() { return *executor_; }
@@ -45,12 +48,15 @@ class StepEngine {
   int64_t predicted_bytes() const { return predicted_bytes_; }
 
  private:
+  void report_losses(StepReport& report);
+
   const RunConfig& config_;
   ThreadPool& pool_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<RouterSteps> router_steps_;
   Schedule schedule_;
   void read_correction_bias(StepReport& report);
 

@@ -30,10 +30,25 @@ ModelConfig with_mtp(ModelConfig c, int64_t depth, MtpHidden hidden, MtpPosition
   return c;
 }
 
+// Every loss, and drops; small temperatures would let choices flip under the differences.
+ModelConfig other_router(RouterGate gate, RouterScoring scoring, bool groups, double capacity) {
+  ModelConfig c = tiny_moe();
+  c.moe_gate = gate;
+  c.moe_k = groups ? 4 : 2;
+  c.scoring_func = scoring;
+  c.moe_group_experts = groups;
+  c.sinkhorn_2gate = gate == RouterGate::kTop2;
+  c.router_aux_loss_coef = 0.3;
+  c.router_z_loss_coef = 0.05;
+  if (capacity > 0) c.moe_capacity = {capacity, capacity, capacity};
+  return c;
+}
+
 struct Case {
   const char* name;
   ModelConfig config;
   LossAverage average = LossAverage::kTokens;
+  RoutingOptions routing = {};
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -64,9 +79,10 @@ double slope(TinyRun& run, std::span<const MicroBatch> batches, double* paramete
 }
 
 TEST_P(FiniteDifferences, EveryTensor) {
-  const auto& [name, config, average] = GetParam();
+  const auto& [name, config, average, routing] = GetParam();
   ThreadPool pool(1);
-  TinyRun run(config, backend_by_name("ref"), pool, DType::kF64, {.loss_average = average});
+  TinyRun run(config, backend_by_name("ref"), pool, DType::kF64,
+              {.loss_average = average, .routing = routing, .slots = 2});
   const std::vector<MicroBatch> batches = some_batches(config);
   run.step(batches);
   const Tensors gradients = run.gradients();
@@ -113,6 +129,22 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"mtp1_post_shifted", with_mtp(tiny_dense(), 1, MtpHidden::kPostNorm, MtpPositions::kShifted, false)},
         Case{"mtp2_post_main", with_mtp(tiny_moe(), 2, MtpHidden::kPostNorm, MtpPositions::kMain, true)},
         Case{"mtp2_pre_shifted", with_mtp(tiny_moe(), 2, MtpHidden::kPreNorm, MtpPositions::kShifted, true)},
+        Case{"topk_drops_per_layer",
+             other_router(RouterGate::kTopK, RouterScoring::kSoftmax, false, 2),
+             LossAverage::kTokens,
+             {.balance_loss = BalanceLoss::kPerLayer}},
+        Case{"top2_sinkhorn_global",
+             other_router(RouterGate::kTop2, RouterScoring::kSoftmax, false, 2.5),
+             LossAverage::kTokens,
+             {.unit = RoutingUnit::kGlobal, .balance_loss = BalanceLoss::kPerLayer}},
+        Case{"sigmoid_sequences",
+             other_router(RouterGate::kTopK, RouterScoring::kSigmoid, false, 0),
+             LossAverage::kTokens,
+             {.unit = RoutingUnit::kSequence, .balance_loss = BalanceLoss::kPerLayer}},
+        Case{"groups_first_choice",
+             other_router(RouterGate::kTopK, RouterScoring::kSoftmax, true, 3),
+             LossAverage::kMicroBatches,
+             {.balance_loss = BalanceLoss::kPooled, .balance_counts = BalanceCounts::kFirstChoice}},
         Case{"mtp2_pre_main_means", with_mtp(tiny_dense(), 2, MtpHidden::kPreNorm, MtpPositions::kMain, true),
              LossAverage::kMicroBatches}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -111,20 +111,24 @@ MicroBatch joined(std::span<const MicroBatch> parts) {
 TinyRun::TinyRun(const ModelConfig& c, const Backend& backend, ThreadPool& pool, DType dtype, const Plan& plan)
     : config(c),
       store(tensor_specs(c), dtype, StoreUse::kTrain),
-      stage(c, store, plan.recompute, plan.max_tokens),
+      stage(c, store, plan.recompute, plan.max_tokens, plan.routing.unit),
       executor(stage, store, backend, pool,
                {.max_tokens = plan.max_tokens,
                 .split = build_schedule(plan.schedule, 1).split,
                 .slots = plan.slots,
                 .loss_average = plan.loss_average,
+                .token_balance_seqlen = plan.token_balance_seqlen,
+                .routing = plan.routing,
                 .poison = plan.poison}),
       pool_(pool),
-      schedule_(plan.schedule) {
+      schedule_(plan.schedule),
+      routing_(plan.routing) {
   fill_random(store, 7);
 }
 
 const StepOutput& TinyRun::step(std::span<const MicroBatch> batches) {
-  return step(build_schedule(schedule_, static_cast<int64_t>(batches.size())), batches);
+  return step(build_schedule(schedule_, static_cast<int64_t>(batches.size()), routing_.unit == RoutingUnit::kGlobal),
+              batches);
 }
 
 const StepOutput& TinyRun::step(const Schedule& schedule, std::span<const MicroBatch> batches) {
@@ -141,7 +145,8 @@ Tensors TinyRun::gradients() const {
 }
 
 double TinyRun::total_loss() const {
-  double total = output.loss() + (config.output_router_logits ? config.router_aux_loss_coef * output.aux_loss : 0.0);
+  double total = output.loss() + config.router_z_loss_coef * output.z_loss;
+  if (balance_loss(config, routing_) != BalanceLoss::kNone) total += config.router_aux_loss_coef * output.aux_loss;
   const int depth = static_cast<int>(config.num_nextn_predict_layers);
   for (int m = 0; m < depth; ++m) total += config.mtp_loss_scaling_factor / depth * output.loss(m + 1);
   return total;

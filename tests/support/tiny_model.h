@@ -27,6 +27,8 @@ struct Plan {
   std::string schedule = "1f1b";
   Recompute recompute = Recompute::kNone;
   LossAverage loss_average = LossAverage::kTokens;
+  int64_t token_balance_seqlen = 0;
+  RoutingOptions routing;
   int64_t slots = 1;
   int64_t max_tokens = 64;
   bool poison = true;
@@ -55,6 +57,7 @@ class TinyRun {
  private:
   ThreadPool& pool_;
   std::string schedule_;
+  RoutingOptions routing_;
 };
 
 // |a - b| / |b| over all elements of a tensor (absolute where b is zero); the worst tensor and its name.

@@ -1,0 +1,117 @@
+#include "concerto/train/router_losses.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "concerto/ops/routing.h"
+
+namespace concerto {
+
+RouterLosses::RouterLosses(const ModelConfig& config, const RoutingOptions& options, int64_t layers, int64_t units)
+    : config_(config),
+      balance_(layers > 0 ? balance_loss(config, options) : BalanceLoss::kNone),
+      z_(layers > 0 && config.router_z_loss_coef > 0 && !options.freeze_router),
+      first_choices_(options.balance_counts == BalanceCounts::kFirstChoice ||
+                     (options.balance_counts == BalanceCounts::kAuto && config.moe_gate == RouterGate::kTop2 &&
+                      !config.moe_use_aux_free)),
+      layers_(layers) {
+  const auto u = static_cast<size_t>(units), all = static_cast<size_t>(units * config.moe_num_experts);
+  tokens_.resize(u);
+  scales_.resize(u);
+  losses_.resize(u);
+  counts_.resize(all);
+  sums_.resize(all);
+}
+
+View RouterLosses::counts_of(const RouterStats& stats, int layer, int64_t units) const {
+  return first_choices_ ? stats.layer_first_choices(layer, units) : stats.layer(stats.bare_counts, layer, units);
+}
+
+// tokens_ is set. The weighted loss of the units.
+double RouterLosses::one(const Context& ctx, View counts, View prob_sums, View dprob, std::span<const double> weights) {
+  const int64_t units = counts.dim(0);
+  for (size_t u = 0; u < weights.size(); ++u) scales_[u] = config_.router_aux_loss_coef * weights[u];
+  routing_balance(ctx, {.counts = counts,
+                        .prob_sums = prob_sums,
+                        .tokens = View(tokens_.data(), {units}, DType::kI64),
+                        .scale = View(scales_.data(), {units}, DType::kF64),
+                        .groups = config_.router_groups(),
+                        .loss = View(losses_.data(), {units}, DType::kF64),
+                        .aux_dprob = dprob});
+  double loss = 0;
+  for (size_t u = 0; u < weights.size(); ++u) loss += weights[u] * losses_[u];
+  return loss;
+}
+
+// Hugging Face's: as if the tokens of all layers were the tokens of one.
+double RouterLosses::pooled(const Context& ctx, const RouterStats& stats, std::span<const double> weights) {
+  const auto units = static_cast<int64_t>(weights.size()), experts = config_.moe_num_experts;
+  std::fill(counts_.begin(), counts_.end(), 0);
+  std::fill(sums_.begin(), sums_.end(), 0.0);
+  for (int64_t l = 0; l < layers_; ++l) {
+    const auto layer = static_cast<int>(l);
+    const View counts = counts_of(stats, layer, units), sums = stats.layer(stats.prob_sums, layer, units);
+    for (int64_t u = 0; u < units; ++u)
+      for (int64_t e = 0; e < experts; ++e) {
+        counts_[static_cast<size_t>(u * experts + e)] += counts.rows_range(u, 1).as<int64_t>()[e];
+        sums_[static_cast<size_t>(u * experts + e)] += sums.rows_range(u, 1).as<double>()[e];
+      }
+  }
+  for (int64_t& n : tokens_) n *= layers_;
+  const View first = stats.aux_dprob ? stats.layer(stats.aux_dprob, 0, units) : View{};
+  const double loss = one(ctx, View(counts_.data(), {units, experts}, DType::kI64),
+                          View(sums_.data(), {units, experts}, DType::kF64), first, weights);
+  for (int64_t l = 1; l < layers_ && first; ++l)
+    std::memcpy(stats.layer(stats.aux_dprob, static_cast<int>(l), units).data, first.data,
+                static_cast<size_t>(first.bytes()));
+  return loss;
+}
+
+void RouterLosses::apply(const Context& ctx, const RouterStats& stats, std::span<const int64_t> tokens,
+                         std::span<const double> weights, RouterLossValues& values) {
+  if (layers_ == 0) return;
+  const auto units = static_cast<int64_t>(tokens.size());
+  if (z_)
+    for (size_t u = 0; u < tokens.size(); ++u) {
+      const double each = tokens[u] > 0 ? weights[u] / static_cast<double>(tokens[u]) : 0.0;
+      stats.z_scale.as<double>()[u] = config_.router_z_loss_coef * each;
+      for (int64_t l = 0; l < layers_; ++l)
+        values.z += each * stats.layer_z_sums(static_cast<int>(l), units).as<double>()[u];
+    }
+  std::copy(tokens.begin(), tokens.end(), tokens_.begin());
+  if (balance_ != BalanceLoss::kPerLayer) {  // also where none is trained: then it is only reported
+    values.balance += pooled(ctx, stats, weights);
+    return;
+  }
+  for (int64_t l = 0; l < layers_; ++l) {
+    const auto layer = static_cast<int>(l);
+    values.balance += one(ctx, counts_of(stats, layer, units), stats.layer(stats.prob_sums, layer, units),
+                          stats.layer(stats.aux_dprob, layer, units), weights);
+  }
+}
+
+namespace {
+
+template <class T>
+void add_rows(View from, View to) {
+  for (int64_t i = 0; i < to.elements(); ++i) to.as<T>()[i] += from.as<T>()[i];
+}
+
+}  // namespace
+
+void add_router_stats(const RouterStats& part, int64_t layers, const RouterStats& whole) {
+  CHECK(part.stride == 1 && whole.stride == 1 && part.counts.rows() >= layers);
+  add_rows<int64_t>(part.counts, whole.counts);
+  add_rows<int64_t>(part.bare_counts, whole.bare_counts);
+  add_rows<int64_t>(part.kept_counts, whole.kept_counts);
+  add_rows<int64_t>(part.claims, whole.claims);
+  add_rows<double>(part.prob_sums, whole.prob_sums);
+  if (whole.z_sums) add_rows<double>(part.z_sums, whole.z_sums);
+}
+
+void clear_router_stats(const RouterStats& s) {
+  for (const View v : {s.counts, s.bare_counts, s.kept_counts, s.claims, s.prob_sums, s.z_sums})
+    if (v) std::memset(v.data, 0, static_cast<size_t>(v.bytes()));
+}
+
+}  // namespace concerto
