@@ -27,9 +27,9 @@ struct ExecutorOptions {
   LossAverage loss_average = LossAverage::kTokens;
   int64_t token_balance_seqlen = 0;  // with kTokenBalance
   RoutingOptions routing;            // its unit is the stage's
-  int64_t cache_rows = 0;  // generation: rows of the KV cache, at least max_tokens
-  int64_t scratch = 0;     // bytes that others who work with ops() need at least: the optimizer
-  bool poison = false;     // tests: unused memory is NaN
+  int64_t cache_rows = 0;            // generation: rows of the KV cache, at least max_tokens
+  int64_t scratch = 0;               // bytes that others who work with ops() need at least: the optimizer
+  bool poison = false;               // tests: unused memory is NaN
 };
 
 // Sums over the micro-batches of a step (or of an evaluation). A loss is (sum, count) until the last moment.

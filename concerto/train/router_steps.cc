@@ -34,10 +34,10 @@ double RouterSteps::orthogonal_loss() {
   for (const Layer& layer : layers_) {
     double loss = 0;
     concerto::orthogonal_loss(ctx_, {.w = store_.weight(layer.w),
-                                    .blocks = blocks_,
-                                    .scale = lambda_,
-                                    .loss = View(&loss, {1}, DType::kF64),
-                                    .dw = decoupled_ ? View{} : store_.grad(layer.w)});
+                                     .blocks = blocks_,
+                                     .scale = lambda_,
+                                     .loss = View(&loss, {1}, DType::kF64),
+                                     .dw = decoupled_ ? View{} : store_.grad(layer.w)});
     sum += loss;
   }
   return sum;
@@ -49,15 +49,15 @@ void RouterSteps::after_optimizer(const std::vector<std::vector<int64_t>>& token
     double loss = 0;
     if (lambda_ > 0 && decoupled_)
       orthogonal_step(ctx_, {.w = store_.weight(layers_[l].w),
-                            .blocks = blocks_,
-                            .rate = lambda_,
-                            .loss = View(&loss, {1}, DType::kF64)});
+                             .blocks = blocks_,
+                             .rate = lambda_,
+                             .loss = View(&loss, {1}, DType::kF64)});
     if (bias_rate_ == 0) continue;
     std::copy(tokens_per_expert[l].begin(), tokens_per_expert[l].end(), usage_.begin());
     const auto experts = static_cast<int64_t>(usage_.size());
     bias_update(ctx_, {.usage = View(usage_.data(), {1, experts}, DType::kI64),
-                      .bias = store_.weight(layers_[l].bias),
-                      .rate = bias_rate_});
+                       .bias = store_.weight(layers_[l].bias),
+                       .rate = bias_rate_});
   }
 }
 

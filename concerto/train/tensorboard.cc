@@ -195,7 +195,7 @@ void EventWriter::prepare(const StepReport& report) {
   }
   while (mtp_tags_.size() < report.mtp_losses.size())
     mtp_tags_.push_back(fmt::format("train/mtp_loss_{}", mtp_tags_.size()));
-  const size_t histogram = kValue + 2 * sizeof(double) * experts, scalars = 8 + mtp_tags_.size() + 6 * layers_.size();
+  const size_t histogram = kValue + 2 * sizeof(double) * experts, scalars = 10 + mtp_tags_.size() + 6 * layers_.size();
   histogram_.reserve(histogram);
   png_.reserve(picture);
   image_.reserve(picture + kValue);
