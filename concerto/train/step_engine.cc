@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "concerto/checkpoint/store_tensors.h"
+#include "concerto/layers/router_stats.h"
 #include "concerto/optim/lr_schedule.h"
 #include "concerto/train/trainer.h"
 
@@ -80,7 +81,7 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
   report.tokens = output_.tokens;
   report.moe_layers.assign(stage_->moe_layers().begin(), stage_->moe_layers().end());
   report.tokens_per_expert = output_.tokens_per_expert;
-  report.dropped_per_expert = output_.drops_per_expert;
+  if (may_drop(config_.model.config)) report.dropped_per_expert = output_.drops_per_expert;
   {
     const TraceScope scope(trace, "gradient norm", "optimizer");
     report.grad_norm = optimizer_->gradient_norm(executor_->ops());

@@ -182,6 +182,7 @@ TEST(Commands, WithJsonStandardOutputIsAllJson) {
   run_command("checkpoint export", {run, "--output", here + "/exported"});
   run_command("checkpoint import", {here + "/exported", "--output", here + "/imported"});
   EXPECT_EQ(run_command("inspect load", {run, "--output", here + "/load.png"}).size(), 2u);  // a layer, the steps
+  EXPECT_GT(run_command("inspect routing", {"--model", trained, "--ids", "1,2,3", "--threads", "1"}).size(), 5u);
   run_command("bench step", {"--model", trained, "--batch", "1", "--seq", "8", "--steps", "1", "--threads", "1"});
   run_command("bench moe", {"--tokens", "8", "--experts", "2", "--top-k", "1", "--hidden", "16", "--width", "16",
                             "--seconds", "0", "--threads", "1"});

@@ -104,6 +104,22 @@ TEST_F(Training, CountsTheLoadOfEveryExpert) {
   EXPECT_EQ(highest, *std::max_element(worst.begin(), worst.end()));
 }
 
+// What a full expert drops is counted, and seen.
+TEST_F(Training, ShowsTheDropsOfFullExperts) {
+  RunConfig c = config();
+  c.training.steps = 2;
+  c.model.config.moe_capacity = {1, 1, 1};  // as many rows an expert as an even load has; no load is even
+  train(c);
+  const LoadSeries s = read_load_series(c.run.dir + "/expert_load.bin", {});
+  for (const LayerSeries& layer : s.layers) {
+    EXPECT_TRUE(layer.total.has_drops);
+    EXPECT_GT(layer.total.dropped, 0);
+    EXPECT_LT(layer.total.dropped, layer.total.choices);
+  }
+  const auto row = nlohmann::json::parse(metrics_rows(c.run.dir).at(0));
+  EXPECT_GT(row["expert_dropped"]["1"].get<double>(), 0);
+}
+
 // A bias of zero is not shown; one that is something appears with its range, layer by layer.
 TEST_F(Training, ShowsTheRangeOfTheCorrectionBias) {
   RunConfig c = config();

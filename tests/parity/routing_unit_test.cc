@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "concerto/cli/backends.h"
+#include "concerto/tensor/values.h"
 #include "concerto/train/trainer.h"
 #include "tests/support/tiny_model.h"
 
@@ -301,7 +302,7 @@ Stepped one_step(const RunConfig& config, const std::vector<MicroBatch>& batches
   const auto weights = [&] {
     Tensors all;
     for (int i = 0; i < s.engine->store().size(); ++i)
-      all[s.engine->store().specs()[static_cast<size_t>(i)].name] = doubles(s.engine->store().master(i));
+      all[s.engine->store().specs()[static_cast<size_t>(i)].name] = to_doubles(s.engine->store().master(i));
     return all;
   };
   s.before = weights();
@@ -373,7 +374,7 @@ TEST(FrozenRouter, KeepsItsWeightsAndHasNoLosses) {
             s.before.at("model.layers.1.mlp.experts.0.up_proj.weight"));
   EXPECT_EQ(s.report.total_loss, s.report.loss);
   ParameterStore& store = s.engine->store();
-  for (const double g : doubles(store.gradient(store.find(kGate)))) EXPECT_EQ(g, 0);
+  for (const double g : to_doubles(store.gradient(store.find(kGate)))) EXPECT_EQ(g, 0);
 }
 
 TEST(OrthogonalLoss, AddsToTheGateOrStepsByItself) {
@@ -394,7 +395,7 @@ TEST(OrthogonalLoss, AddsToTheGateOrStepsByItself) {
   EXPECT_EQ(step.report.total_loss, without.report.total_loss);
   // What the loss adds to the gradient is what the step takes off the weight.
   const auto gradient = [](const Stepped& s) {
-    return doubles(s.engine->store().gradient(s.engine->store().find(kGate)));
+    return to_doubles(s.engine->store().gradient(s.engine->store().find(kGate)));
   };
   const std::vector<double> with = gradient(loss), bare = gradient(without);
   double size = 0;
