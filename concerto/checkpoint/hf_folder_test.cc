@@ -8,6 +8,7 @@
 
 #include "concerto/base/test_errors.h"
 #include "concerto/base/test_folder.h"
+#include "concerto/checkpoint/store_tensors.h"
 #include "concerto/data/tokenizer_config.h"
 namespace concerto {
 namespace {
@@ -182,6 +183,17 @@ TEST_F(HfFolder, WantsTheCorrectionBiasOnlyWhereItIsRead) {
   EXPECT_HAS(model_failure([&] { weights.check(config); }), "missing: model.layers.1.mlp.moe_statics");
   config.moe_use_aux_free = false;
   EXPECT_NO_THROW(weights.check(config));
+}
+
+// A bias that the choices do not look at is no fault, but a model trained with it gives other numbers: it is said.
+TEST_F(HfFolder, ABiasThatIsNotLookedAtIsSaid) {
+  ModelConfig config = load_model_config("tests/golden/moe-tiny");
+  ParameterStore store(tensor_specs(config), DType::kF32, StoreUse::kInfer);
+  EXPECT_TRUE(load_hf_weights("tests/golden/moe-tiny", config, store).empty());
+  config.moe_use_aux_free = false;
+  const std::vector<std::string> notes = load_hf_weights("tests/golden/moe-tiny", config, store);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_HAS(notes[0], "holds a correction bias, but moe_use_aux_free is false");
 }
 
 TEST_F(HfFolder, TakesTheCorrectionBiasUnderItsNameInMemory) {

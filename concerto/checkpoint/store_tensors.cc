@@ -1,18 +1,28 @@
 #include "concerto/checkpoint/store_tensors.h"
 
+#include <algorithm>
+
 namespace concerto {
 
 std::vector<std::string> load_hf_weights(const std::string& dir, const ModelConfig& config, ParameterStore& store) {
   const HfWeights weights(dir);
   std::vector<std::string> notes = weights.check(config);
   std::vector<float> values;
+  bool unused_bias = false;
   for (int i = 0; i < store.size(); ++i) {
     const TensorSpec& s = store.specs()[static_cast<size_t>(i)];
-    if (s.role == TensorRole::kCorrectionBias && !weights.find(s.name)) continue;  // stays zero; checked above
+    const bool is_bias = s.role == TensorRole::kCorrectionBias;
+    if (is_bias && !weights.find(s.name)) continue;  // stays zero; checked above
     values.resize(static_cast<size_t>(s.shape.elements()));
     weights.read(s.name, View(values.data(), s.shape, DType::kF32));
     store.set(i, values.data());
+    unused_bias = unused_bias || (is_bias && !config.moe_use_aux_free &&
+                                  std::any_of(values.begin(), values.end(), [](float b) { return b != 0; }));
   }
+  if (unused_bias)
+    notes.push_back(dir +
+                    ": WARNING: holds a correction bias, but moe_use_aux_free is false, so that the router does not "
+                    "look at it; if the model was trained with it, set moe_use_aux_free: true");
   return notes;
 }
 

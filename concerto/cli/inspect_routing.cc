@@ -208,7 +208,8 @@ void add_inspect_routing(CLI::App& inspect) {
   c->add_option("--prompt", a->prompt, "the text");
   c->add_option("--ids", a->ids, "token ids in place of a text, as in 5,17,3")->delimiter(',');
   c->add_option("--layer", a->layer, "a MoE layer; the first unless given")->check(whole_number(0, 1 << 16));
-  c->add_flag("--training", a->training, "route as in training (capacity, Sinkhorn), not as in evaluation");
+  c->add_flag("--training", a->training,
+              "route in this layer as in training (capacity, Sinkhorn); the layers below route as in evaluation");
   c->add_flag("--values", a->values, "print every value");
   c->add_option("--dtype", a->dtype, "f32 | bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();

@@ -112,7 +112,12 @@ TEST(LoadModelConfig, OldConfigurationAsItStands) {
     EXPECT_EQ(c.sinkhorn_temp, 0.03);
     EXPECT_EQ(c.moe_capacity, (std::vector<double>{64, 64, 64}));
     EXPECT_FALSE(c.moe_use_aux_free);
+    EXPECT_EQ(c.moe_norm_min, 1e-6);  // reference 4.1, step 6
   }
+  EXPECT_EQ(load(R"({"model_type": "ernie4_5_moe", "sinkhorn_2gate": true, "moe_norm_min": 0.5})").moe_norm_min, 0.5);
+  EXPECT_EQ(load(R"({"model_type": "ernie4_5_moe"})").moe_norm_min, 1e-12);
+  const std::string grouped = R"({"model_type": "ernie4_5_moe", "moe_group_experts": true, "moe_k": 4)";
+  EXPECT_TRUE(load(grouped + R"(, "vision_config": null})").moe_group_experts);
   EXPECT_EQ(load(R"({"model_type": "ernie4_5_moe"})").moe_gate, RouterGate::kTopK);
   EXPECT_TRUE(load(R"({"model_type": "ernie4_5_moe"})").moe_use_aux_free);
   EXPECT_TRUE(load(R"({"model_type": "ernie4_5_moe", "moe_capacity": null})").moe_capacity.empty());

@@ -49,6 +49,8 @@ class Resolver {
     for (size_t i = 0; i < settings_.size(); ++i)
       if (find_field(settings_[i].name) != find_field("model_type")) apply(i);
     if (config_.num_key_value_heads == 0) config_.num_key_value_heads = config_.num_attention_heads;
+    // The older gate divides by max(g1 + g2, 1e-6) (reference 4.1, step 6).
+    if (config_.moe_gate == RouterGate::kTop2 && !given("moe_norm_min")) config_.moe_norm_min = 1e-6;
     check_groups();
     check_rules();
     if (config_.head_dim == 0 && config_.num_attention_heads > 0)
@@ -69,13 +71,10 @@ class Resolver {
     return nullptr;
   }
 
-  // By the keys of the config.json, if there is one: what a run sets on top says nothing of the file's age.
+  // By the keys of the config.json: what a run sets, on top or without a file, says nothing of an age.
   bool is_old_generation() const {
-    const bool has_file =
-        std::any_of(settings_.begin(), settings_.end(), [](const ModelSetting& s) { return s.key == s.name; });
     return std::any_of(settings_.begin(), settings_.end(), [&](const ModelSetting& s) {
-      return (!has_file || s.key == s.name) &&
-             (s.name == "moe_capacity" || s.name == "moe_gate" || s.name == "sinkhorn_2gate");
+      return s.key == s.name && (s.name == "moe_capacity" || s.name == "moe_gate" || s.name == "sinkhorn_2gate");
     });
   }
 
@@ -203,7 +202,8 @@ class Resolver {
   void check_groups() {
     const ModelSetting *groups = given("moe_group_experts"), *experts = given("moe_num_experts");
     const ModelSetting* hard = given("moe_use_hard_gate");
-    const bool modalities = (experts && experts->value.kind == Value::Kind::kList) || given("vision_config");
+    const bool modalities = (experts && experts->value.kind == Value::Kind::kList) ||
+                            (given("vision_config") && !given("vision_config")->value.is_null());
     if (groups && config_.moe_group_experts && modalities && !(hard && hard->value.text == "true"))
       fault(*groups, "group gating is not defined for experts of several modalities",
             "Set it to false, or use a text model");

@@ -138,6 +138,15 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
   };
   EXPECT_TRUE(has(capacity("training: {seq_length: 3, routing_unit: sequence}\n"),
                   "2.0 x 3 tokens of a routing unit / 8 experts leaves no room. Raise it, or"));
+  EXPECT_TRUE(has(fault_of("model: {moe_num_experts: 8, moe_k: 2, moe_capacity: [2, 0.001, 2]}\n"
+                           "training: {micro_batch_size: 1, seq_length: 64}\n"),
+                  "0.001 x 64 tokens of a routing unit in evaluation / 8 experts leaves no room"));
+  // Of an age are only config.json files.
+  EXPECT_EQ(parse("model: {moe_num_experts: 8, moe_k: 3, moe_capacity: [8, 8, 8]}\n").model.config.moe_gate,
+            RouterGate::kTopK);
+  EXPECT_TRUE(has(fault_of("model: {moe_num_experts: 8, moe_k: 2, moe_group_experts: true}\n"
+                           "training: {balance_counts: first_choice}\n"),
+                  "first choices are those of the first group only"));
   EXPECT_TRUE(has(capacity("training: {allow_drops: false}\n"), "2.0, is less than moe_num_experts = 8. Set"));
   EXPECT_TRUE(has(one_fault("training: {token_balance_seqlen: 3}\n"), "3, but loss_average does not read it"));
   for (const char* name : {"tp", "pp", "vpp", "ep", "etp", "cp"})

@@ -37,6 +37,13 @@ double unit_tokens(const RunConfig& c) {
                                                                     : t.global_batch_size;
   return static_cast<double>(rows) * static_cast<double>(t.seq_length);
 }
+// Evaluation's, where `global` is the micro-batch.
+double eval_unit_tokens(const RunConfig& c) {
+  RunConfig e;
+  e.training = c.training;
+  if (e.training.routing_unit == RoutingUnit::kGlobal) e.training.routing_unit = RoutingUnit::kMicroBatch;
+  return unit_tokens(e);
+}
 bool has_capacity(const RunConfig& c) {
   return c.model.config.num_moe_layers() > 0 && c.model.config.moe_capacity.size() == 3;
 }
@@ -119,17 +126,27 @@ const std::vector<Rule<RunConfig>>& run_rules() {
        [](const RunConfig& c) { return fmt::format("f64 is not built for backend {}", c.backend); },
        "Use bf16 or f32, or backend: ref"},
       {{"model.moe_capacity", "training.micro_batch_size", "training.seq_length"},
-       "moe_capacity gives each expert room for a token of a full routing unit in training",
+       "moe_capacity gives each expert room for a token of a full routing unit, in training and in evaluation",
        [](const RunConfig& c) {
-         return !has_capacity(c) ||
-                c.model.config.moe_capacity[0] * unit_tokens(c) >= static_cast<double>(c.model.config.moe_num_experts);
+         const auto experts = static_cast<double>(c.model.config.moe_num_experts);
+         return !has_capacity(c) || (c.model.config.moe_capacity[0] * unit_tokens(c) >= experts &&
+                                     c.model.config.moe_capacity[1] * eval_unit_tokens(c) >= experts);
        },
        [](const RunConfig& c) {
-         return fmt::format("{} x {} tokens of a routing unit / {} experts leaves no room",
-                            print_double(c.model.config.moe_capacity[0]), unit_tokens(c),
-                            c.model.config.moe_num_experts);
+         const std::vector<double>& factors = c.model.config.moe_capacity;
+         const bool trains = factors[0] * unit_tokens(c) >= static_cast<double>(c.model.config.moe_num_experts);
+         return fmt::format("{} x {} tokens of a routing unit{} / {} experts leaves no room",
+                            print_double(factors[trains ? 1 : 0]), trains ? eval_unit_tokens(c) : unit_tokens(c),
+                            trains ? " in evaluation" : "", c.model.config.moe_num_experts);
        },
        "Raise it, or give a routing unit more tokens"},
+      {{"training.balance_counts", "model.moe_group_experts"},
+       "`balance_counts: first_choice` not with moe_group_experts, where choice j is the best of group j",
+       [](const RunConfig& c) {
+         return c.training.balance_counts != BalanceCounts::kFirstChoice || !c.model.config.moe_group_experts;
+       },
+       [](const RunConfig&) { return std::string("with groups, first choices are those of the first group only"); },
+       "Set it to top_k or auto"},
       {{"training.allow_drops", "model.moe_capacity"},
        "`allow_drops: false` needs moe_capacity to be empty, or at least moe_num_experts (an expert gets at most every "
        "token once)",

@@ -47,7 +47,8 @@ InferenceSession::InferenceSession(const Stage& stage, const ParameterStore& sto
 InferenceSession::~InferenceSession() = default;
 
 int64_t InferenceSession::bytes() const {
-  return cache_memory_.bytes() + turns_[0].capacity() + turns_[1].capacity() + scratch_.capacity() + logits_.capacity();
+  return cache_memory_.bytes() + turns_[0].capacity() + turns_[1].capacity() + scratch_.capacity() +
+         logits_.capacity() + router_.bytes();
 }
 
 View InferenceSession::run_units() {

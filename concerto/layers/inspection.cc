@@ -38,6 +38,7 @@ GateSettings gate_settings(const ModelConfig& c, bool training) {
                  .sinkhorn = c.uses_sinkhorn(),
                  .sinkhorn_temp = c.sinkhorn_temp,
                  .capacity = {},
+                 .at_least_one = true,
                  .training = training,
                  .order = drop_order_of(c),
                  .reverse = c.moe_reverse_token_drop,
@@ -54,7 +55,9 @@ GateAndDispatch gate_and_dispatch(const Context& ctx, const GateSettings& s, Vie
   const DType stat = stat_dtype(x.dtype);
   const bool sinkhorn = s.sinkhorn && s.training && s.gate == Gate::kTop2;
   GateAndDispatch r;
-  if (s.capacity) r.capacity = expert_capacity(*s.capacity, s.training, tokens, experts);
+  if (s.capacity)
+    r.capacity = s.at_least_one ? expert_room(*s.capacity, s.training, tokens, experts)
+                                : expert_capacity(*s.capacity, s.training, tokens, experts);
   View counts;
   r.memory = run_measured(ctx, [&](const Context& c, Arena& arena) {
     r.gate_logits = arena.take({tokens, experts}, stat);

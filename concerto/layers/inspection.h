@@ -19,6 +19,7 @@ struct GateSettings {
   double sinkhorn_temp = 0.03;
   FullExperts full = FullExperts::kUniform;
   std::optional<CapacityFactors> capacity;  // none: nothing is dropped, and C is the largest load
+  bool at_least_one = false;  // a capacity of 0 is 1, as in training; else it is an error, as in the reference
   bool training = false;
   DropOrder order = DropOrder::kRankMajor;
   bool reverse = false;

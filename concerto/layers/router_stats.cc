@@ -47,13 +47,18 @@ RouterMemory::RouterMemory(const ModelConfig& config, const RouterStatsSize& siz
   lay_out(config, size, memory_, stats);
 }
 
-int64_t expert_room(const ModelConfig& c, bool training, int64_t tokens) {
-  if (c.moe_capacity.empty() || tokens == 0) return tokens;
-  const CapacityFactors factors{.train = c.moe_capacity[0], .eval = c.moe_capacity[1], .few_tokens = c.moe_capacity[2]};
-  const double factor = training ? factors.train : tokens < c.moe_num_experts ? factors.few_tokens : factors.eval;
+int64_t expert_room(const CapacityFactors& factors, bool training, int64_t tokens, int64_t experts) {
+  if (tokens == 0) return 0;
+  const double factor = training ? factors.train : tokens < experts ? factors.few_tokens : factors.eval;
   // A unit that is not full may be too small for a share of its own; that is no reason to end a run.
-  if (factor * static_cast<double>(tokens) < static_cast<double>(c.moe_num_experts)) return 1;
-  return expert_capacity(factors, training, tokens, c.moe_num_experts);
+  if (factor * static_cast<double>(tokens) < static_cast<double>(experts)) return 1;
+  return expert_capacity(factors, training, tokens, experts);
+}
+
+int64_t expert_room(const ModelConfig& c, bool training, int64_t tokens) {
+  if (c.moe_capacity.empty()) return tokens;
+  const CapacityFactors factors{.train = c.moe_capacity[0], .eval = c.moe_capacity[1], .few_tokens = c.moe_capacity[2]};
+  return expert_room(factors, training, tokens, c.moe_num_experts);
 }
 
 bool may_drop(const ModelConfig& c) {

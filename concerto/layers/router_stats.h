@@ -4,6 +4,7 @@
 #pragma once
 
 #include "concerto/config/model_config.h"
+#include "concerto/ops/routing.h"
 #include "concerto/tensor/arena.h"
 
 namespace concerto {
@@ -45,8 +46,9 @@ class RouterMemory {
   Arena memory_;
 };
 
-// Room C of an expert for a routing unit of `tokens` tokens (reference 3.5): moe_capacity's, at least 1 if there are
-// tokens; without moe_capacity all of them.
+// Room C of an expert for a routing unit of `tokens` tokens (reference 3.5), at least 1 if there are tokens. By
+// moe_capacity; without it all of them.
+int64_t expert_room(const CapacityFactors& factors, bool training, int64_t tokens, int64_t experts);
 int64_t expert_room(const ModelConfig& config, bool training, int64_t tokens);
 // Can a token be dropped? Not from a factor of moe_num_experts up: an expert gets a token at most once.
 bool may_drop(const ModelConfig& config);

@@ -145,6 +145,7 @@ void Executor::plan_memory() {
   memory_.total = options_.slots * memory_.keep + (options_.split ? options_.slots : 1) * memory_.backward +
                   memory_.temporary + std::max(usual_scratch, options_.scratch) + options_.slots * slot.router.bytes();
   if (options_.split) memory_.total += gradients;
+  if (together_) memory_.total += together_->router.bytes();
 }
 
 // The units of a micro-batch. In evaluation, and while memory is planned, the global unit is the micro-batch.

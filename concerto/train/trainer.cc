@@ -7,6 +7,7 @@
 
 #include "concerto/base/clock.h"
 #include "concerto/checkpoint/store_tensors.h"
+#include "concerto/layers/router_stats.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/signals.h"
 
@@ -24,6 +25,26 @@ BatchSourceOptions source_options(const RunConfig& c, bool valid) {
           .document_mask = c.data.document_mask,
           .shuffle = c.data.shuffle && !valid,
           .one_pass = valid};
+}
+
+// What decides who goes where, and what keeps it balanced: seen at once, since a loss that nobody trains is silent.
+std::string router_summary(const RunConfig& c) {
+  const ModelConfig& m = c.model.config;
+  std::string text = fmt::format("top-{} of {} experts, {}", m.moe_k, m.moe_num_experts,
+                                 m.uses_sinkhorn()                           ? "Sinkhorn-2Gate"
+                                 : m.scoring_func == RouterScoring::kSigmoid ? "sigmoid"
+                                                                             : "softmax");
+  const BalanceLoss balance = balance_loss(m, routing_options(c));
+  text += balance == BalanceLoss::kNone
+              ? ", no balance loss"
+              : fmt::format(", balance loss {} x {}", balance == BalanceLoss::kPooled ? "pooled" : "per layer",
+                            m.router_aux_loss_coef);
+  if (m.moe_use_aux_free)
+    text += m.moe_router_bias_update_rate > 0 && !c.optimizer.freeze_router
+                ? fmt::format(", correction bias +-{} a step", m.moe_router_bias_update_rate)
+                : ", correction bias as it is";
+  if (may_drop(m)) text += fmt::format(", capacity {}", m.moe_capacity[0]);
+  return text + (c.optimizer.freeze_router ? ", frozen" : "");
 }
 
 }  // namespace
@@ -163,6 +184,7 @@ void Trainer::describe() {
   progress_.log(fmt::format("model     {} parameters, {} active a token, {}",
                             format_count(static_cast<double>(parameter_count(m))),
                             format_count(static_cast<double>(active_parameter_count(m))), config_.training.dtype));
+  if (m.num_moe_layers() > 0) progress_.log("router    " + router_summary(config_));
   for (const SourceInfo& s : source_.sources()) {
     progress_.log(fmt::format("data      {}: {} tokens in {} documents", s.path,
                               format_count(static_cast<double>(s.tokens)),

@@ -141,10 +141,10 @@ INSTANTIATE_TEST_SUITE_P(
              other_router(RouterGate::kTopK, RouterScoring::kSigmoid, false, 0),
              LossAverage::kTokens,
              {.unit = RoutingUnit::kSequence, .balance_loss = BalanceLoss::kPerLayer}},
-        Case{"groups_first_choice",
+        Case{"groups_pooled_means",
              other_router(RouterGate::kTopK, RouterScoring::kSoftmax, true, 3),
              LossAverage::kMicroBatches,
-             {.balance_loss = BalanceLoss::kPooled, .balance_counts = BalanceCounts::kFirstChoice}},
+             {.balance_loss = BalanceLoss::kPooled, .balance_counts = BalanceCounts::kTopK}},
         Case{"mtp2_pre_main_means", with_mtp(tiny_dense(), 2, MtpHidden::kPreNorm, MtpPositions::kMain, true),
              LossAverage::kMicroBatches}),
     [](const auto& info) { return std::string(info.param.name); });

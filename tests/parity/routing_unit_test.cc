@@ -225,6 +225,10 @@ TEST_P(Routers, AllTokensToTheSameExperts) {
     }
     const StepOutput& output = run.step(batches);
     EXPECT_TRUE(std::isfinite(output.loss()));
+    if (!run.config.uses_sinkhorn()) {  // equal logits: every token chooses the same experts, whatever the router
+      for (const std::vector<int64_t>& layer : output.tokens_per_expert)
+        EXPECT_EQ(*std::max_element(layer.begin(), layer.end()), output.tokens) << testing::PrintToString(layer);
+    }
     StepOutput evaluated;
     for (const MicroBatch& b : batches) run.executor.evaluate(b, evaluated);
     EXPECT_TRUE(std::isfinite(evaluated.loss()));
