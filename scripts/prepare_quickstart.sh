@@ -61,7 +61,8 @@ bible -l100000 gen1:1-rev22:21 </dev/null | awk -v kind=bible -f "$clean" >"$wor
 zcat <"$gcide" | awk -v kind=gcide -v every=4 -f "$clean" >"$work/gcide"
 awk -v kind=html -f "$clean" "$handbook"/en-US/*.html >"$work/handbook_en"
 awk -v kind=html -v chinese=1 -f "$clean" "$handbook"/zh-CN/*.html >"$work/handbook_zh"
-find "$man_zh" -name '*.gz' -type f | sort | while read -r page; do zcat <"$page"; echo; done |
+# Of that package only: other packages bring pages too, and the data must not depend on what else a machine has.
+dpkg-query -L manpages-zh | grep "^$man_zh/.*\.gz$" | sort | while read -r page; do if [[ ! -L $page ]]; then zcat <"$page"; echo; fi; done |
   awk -v kind=man -v chinese=1 -f "$clean" >"$work/man_zh"
 zcat <"$reference_zh" | awk -v kind=book -v chinese=1 -f "$clean" >"$work/reference_zh"
 
