@@ -11,19 +11,13 @@
 #include <vector>
 
 #include "concerto/base/files.h"
+#include "concerto/base/test_folder.h"
 
 namespace concerto {
 namespace {
 
 class MappingFault : public ::testing::Test {
  protected:
-  MappingFault() {
-    std::string folder = (std::filesystem::temp_directory_path() / "concerto-mapping-XXXXXX").string();
-    path_ = std::string(::mkdtemp(folder.data())) + "/tokens.bin";
-    std::ofstream(path_) << std::string(kBytes, 'x');
-  }
-  ~MappingFault() override { std::filesystem::remove_all(parent_directory(path_)); }
-
   struct End {
     int code;  // or minus the signal
     std::string error;
@@ -51,7 +45,8 @@ class MappingFault : public ::testing::Test {
   }
 
   static constexpr int64_t kBytes = 1 << 16;
-  std::string path_;
+  const TestFolder folder_;
+  const std::string path_ = folder_.write("tokens.bin", std::string(kBytes, 'x'));
 };
 
 int64_t sum(const MappedFile& file) {

@@ -10,6 +10,7 @@
 #include "concerto/base/test_errors.h"
 #include "concerto/base/test_folder.h"
 #include "concerto/checkpoint/hf_convert.h"
+#include "concerto/cli/test_command.h"
 
 namespace concerto {
 namespace {
@@ -18,18 +19,8 @@ using nlohmann::json;
 
 // Runs `concerto checkpoint ARGUMENTS...` and returns what it printed.
 std::string run(std::vector<std::string> arguments) {
-  CLI::App app;
-  add_checkpoint_command(app);
   arguments.insert(arguments.begin(), "checkpoint");
-  std::reverse(arguments.begin(), arguments.end());
-  testing::internal::CaptureStdout();
-  try {
-    app.parse(arguments);
-  } catch (...) {
-    testing::internal::GetCapturedStdout();
-    throw;
-  }
-  return testing::internal::GetCapturedStdout();
+  return run_command(add_checkpoint_command, std::move(arguments));
 }
 
 std::vector<json> lines(const std::string& text) {

@@ -7,6 +7,7 @@
 #include "concerto/base/error.h"
 #include "concerto/base/test_folder.h"
 #include "concerto/cli/overrides.h"
+#include "concerto/cli/test_command.h"
 
 namespace concerto {
 namespace {
@@ -43,19 +44,7 @@ TEST(Overrides, RefusesTheRest) {
 }
 
 // Runs `concerto ARGUMENTS...` and returns what it printed.
-std::string run(std::vector<std::string> arguments) {
-  CLI::App app;
-  add_config_command(app);
-  std::reverse(arguments.begin(), arguments.end());
-  testing::internal::CaptureStdout();
-  try {
-    app.parse(arguments);
-  } catch (...) {
-    testing::internal::GetCapturedStdout();
-    throw;
-  }
-  return testing::internal::GetCapturedStdout();
-}
+std::string run(std::vector<std::string> arguments) { return run_command(add_config_command, std::move(arguments)); }
 
 class ConfigCommand : public testing::Test {
  protected:

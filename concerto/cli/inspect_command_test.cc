@@ -9,7 +9,9 @@
 
 #include "concerto/base/error.h"
 #include "concerto/base/files.h"
+#include "concerto/base/test_errors.h"
 #include "concerto/base/test_folder.h"
+#include "concerto/cli/test_command.h"
 #include "concerto/train/load_file.h"
 #include "concerto/train/test_png.h"
 
@@ -18,32 +20,13 @@ namespace {
 
 using nlohmann::json;
 
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
-
 std::string run(std::vector<std::string> arguments) {
-  CLI::App app;
-  add_inspect_command(app);
   arguments.insert(arguments.begin(), {"inspect", "load"});
-  std::reverse(arguments.begin(), arguments.end());
-  testing::internal::CaptureStdout();
-  try {
-    app.parse(arguments);
-  } catch (...) {
-    testing::internal::GetCapturedStdout();
-    throw;
-  }
-  return testing::internal::GetCapturedStdout();
+  return run_command(add_inspect_command, std::move(arguments));
 }
 
 std::string failure(ErrorCode code, const std::vector<std::string>& arguments) {
-  try {
-    run(arguments);
-  } catch (const Error& e) {
-    EXPECT_EQ(error_code_name(e.code), std::string(error_code_name(code))) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+  return error_of(code, [&] { run(arguments); });
 }
 
 std::vector<json> lines(const std::string& text) {
