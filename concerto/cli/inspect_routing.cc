@@ -11,6 +11,7 @@
 #include "concerto/cli/option_checks.h"
 #include "concerto/data/tokenizer.h"
 #include "concerto/layers/inspection.h"
+#include "concerto/tensor/values.h"
 #include "concerto/train/executor.h"
 
 namespace concerto {
@@ -23,32 +24,6 @@ struct RoutingArguments {
   int threads = 0;
   bool training = false, values = false, json = false;
 };
-
-std::vector<double> elements(View v) {
-  std::vector<double> out;
-  for (int64_t r = 0; r < v.rows(); ++r) {
-    const View row = v.rows_range(r, 1);
-    for (int64_t c = 0; c < v.cols(); ++c) {
-      switch (v.dtype) {
-        case DType::kF32:
-          out.push_back(row.as<float>()[c]);
-          break;
-        case DType::kBF16:
-          out.push_back(static_cast<float>(row.as<bf16>()[c]));
-          break;
-        case DType::kI32:
-          out.push_back(row.as<int32_t>()[c]);
-          break;
-        case DType::kI64:
-          out.push_back(static_cast<double>(row.as<int64_t>()[c]));
-          break;
-        default:
-          CHECK(false, "{}", dtype_name(v.dtype));
-      }
-    }
-  }
-  return out;
-}
 
 // What the layer's router reads.
 class InputRecorder final : public Observer {
@@ -108,7 +83,7 @@ int layer_of(const RoutingArguments& a, const ModelConfig& m, const std::string&
 }
 
 void print_part(const RoutingArguments& a, const char* name, View v) {
-  const std::vector<double> all = elements(v);
+  const std::vector<double> all = to_doubles(v);
   const auto [low, high] = std::minmax_element(all.begin(), all.end());
   if (a.json) {
     nlohmann::ordered_json line{{"part", name}, {"shape", nlohmann::json::array()}, {"dtype", dtype_name(v.dtype)}};
@@ -129,7 +104,7 @@ void print_part(const RoutingArguments& a, const char* name, View v) {
 
 void print_choices(const GateAndDispatch& g, const std::vector<int32_t>& ids) {
   const int64_t k = g.expert_ids.dim(1);
-  const std::vector<double> weights = elements(g.combine_weights);
+  const std::vector<double> weights = to_doubles(g.combine_weights);
   fmt::print("\ntoken       id  expert:weight, * dropped\n");
   for (size_t t = 0; t < ids.size(); ++t) {
     std::string text;

@@ -76,6 +76,8 @@ TEST(Values, SkipTheGapsAndReadEveryType) {
   int32_t i[1] = {-7};
   EXPECT_EQ(to_doubles(View(i, {1}, DType::kI32)), std::vector<double>{-7});
   EXPECT_TRUE(all_finite(View(i, {1}, DType::kI32)));
+  int64_t n[1] = {40840};
+  EXPECT_EQ(to_doubles(View(n, {1}, DType::kI64)), std::vector<double>{40840});
 }
 
 }  // namespace

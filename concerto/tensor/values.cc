@@ -29,6 +29,8 @@ void each_value(View v, F&& f) {
       return each<bf16>(v, f);
     case DType::kI32:
       return each<int32_t>(v, f);
+    case DType::kI64:
+      return each<int64_t>(v, f);
     default:
       CHECK(false, "{}", dtype_name(v.dtype));
   }
