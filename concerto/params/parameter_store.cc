@@ -15,13 +15,13 @@ struct Layout {
   int64_t elements = 0, copy_elements = 0;
 };
 
-bool wants_copy(const TensorSpec& s, DType compute) {
-  return compute != stat_dtype(compute) && s.shape.rank() >= 2 && !s.keep_f32;
-}
+bool is_matrix(const TensorSpec& s) { return s.shape.rank() >= 2 && !s.keep_f32; }
 
-// Whose products read this tensor, if nothing else does.
-const WeightPacking* packing_of(const TensorSpec& s, const Backend& backend) {
+// Of the products that read this tensor; null if none does.
+const WeightPacking* packing_of(const TensorSpec& s, const Backend& backend, bool tied_head) {
   switch (s.role) {
+    case TensorRole::kEmbedding:
+      return tied_head ? backend.linear.packing : nullptr;
     case TensorRole::kHead:
     case TensorRole::kAttentionIn:
     case TensorRole::kAttentionOut:
@@ -46,7 +46,7 @@ bool is_product_weight(const TensorSpec& s) {
 }
 
 // In an inference store with compute copies, only what has no copy needs a place among the masters.
-Layout lay_out(const std::vector<TensorSpec>& specs, DType compute, StoreUse use, const std::vector<int>& packed) {
+Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::vector<uint8_t>& copies) {
   Layout l;
   for (size_t i = 0; i < specs.size(); ++i) {
     const TensorSpec& s = specs[i];
@@ -55,7 +55,7 @@ Layout lay_out(const std::vector<TensorSpec>& specs, DType compute, StoreUse use
       l.elements = align_up(l.elements, kAlignElements);
       l.copy_elements = align_up(l.copy_elements, kAlignElements);
     }
-    const bool copy = wants_copy(s, compute) && packed[i] < 0, master = use == StoreUse::kTrain || !copy;
+    const bool copy = copies[i], master = use == StoreUse::kTrain || !copy;
     l.offsets.push_back(master ? l.elements : -1);
     l.copy_offsets.push_back(copy ? l.copy_elements : -1);
     if (master) l.elements += s.shape.elements();
@@ -73,7 +73,9 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   packed_run_of_.assign(specs_.size(), -1);
   unwritten_.assign(specs_.size(), 0);
   if (packs_for && trains() && compute_ == DType::kBF16) find_packed_runs(*packs_for);
-  Layout l = lay_out(specs_, compute_, use_, packed_run_of_);
+  std::vector<uint8_t> copies;
+  for (int i = 0; i < size(); ++i) copies.push_back(wants_copy(i));
+  Layout l = lay_out(specs_, use_, copies);
   offsets_ = std::move(l.offsets);
   copy_offsets_ = std::move(l.copy_offsets);
   elements_ = l.elements;
@@ -92,12 +94,19 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   }
 }
 
+bool ParameterStore::wants_copy(int i) const {
+  if (compute_ == stat_ || !is_matrix(specs_[i]) || packed_run_of_[i] >= 0) return false;
+  return packed_runs_.empty() || specs_[i].role != TensorRole::kEmbedding;
+}
+
 void ParameterStore::find_packed_runs(const Backend& backend) {
   int64_t bytes = 0;
+  const bool tied_head =
+      std::none_of(specs_.begin(), specs_.end(), [](const TensorSpec& s) { return s.role == TensorRole::kHead; });
   for (int i = 0, end; i < size(); i = end) {
     for (end = i + 1; end < size() && specs_[i].fused >= 0 && specs_[end].fused == specs_[i].fused;) ++end;
-    const WeightPacking* packing = packing_of(specs_[i], backend);
-    if (!packing || !wants_copy(specs_[i], compute_)) continue;
+    const WeightPacking* packing = packing_of(specs_[i], backend, tied_head);
+    if (!packing || !is_matrix(specs_[i])) continue;
     int64_t rows = 0, groups = 1;
     for (int j = i; j < end; ++j) {
       rows += specs_[j].shape[0];
@@ -168,6 +177,10 @@ View ParameterStore::weight(ParamRef r) const {
   return has_copy(r.first) ? slice(copies_, copy_offsets_[r.first], compute_, r.shape)
                            : slice(master_, offsets_[r.first], stat_, r.shape);
 }
+View ParameterStore::table(ParamRef r) const {
+  return packed_run_of_[r.first] >= 0 ? slice(master_, offsets_[r.first], stat_, r.shape) : weight(r);
+}
+
 PackedWeight ParameterStore::packed(const Context& ctx, ParamRef r) const {
   if (!r || packed_run_of_[r.first] < 0) return {};
   const PackedRun& run = packed_runs_[static_cast<size_t>(packed_run_of_[r.first])];

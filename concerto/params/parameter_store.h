@@ -7,7 +7,8 @@
 // inference have neither gradients nor moments.
 //
 // Where the backend packs weights of products (ops/packed_weight.h), a training store keeps their compute copies packed
-// and in no other form: `weight` then has a shape and no memory, and `packed` says where they lie.
+// and in no other form: `weight` then has a shape and no memory, and `packed` says where they lie. Embeddings are then
+// looked up in the master weights.
 //
 // Gradients of products need no zeros to be added to: after `clear_gradients` the first product of a step writes, later
 // ones add (`product_gradient`). `settle_gradients` zeroes what no product has written.
@@ -55,7 +56,8 @@ class ParameterStore {
 
   // What a layer reads: compute type for matrices, stat type for the rest.
   View weight(ParamRef r) const;
-  // The same packed, all of a fused run; null if it is not. Packs first what was set since the last time.
+  View table(ParamRef r) const;  // for look-ups: of the compute or the stat type
+  // The weight packed, all of a fused run; null if it is not. Packs first what was set since the last time.
   PackedWeight packed(const Context& ctx, ParamRef r) const;
   View grad(ParamRef r) const;  // stat type; zeros or sums, to be added to
   // For the product whose result is the gradient of r in one micro-batch. Asking counts as writing, but in a dry run.
@@ -90,6 +92,7 @@ class ParameterStore {
 
   View slice(const Buffer& buffer, int64_t offset, DType dtype, const Shape& shape) const;
   bool has_copy(int i) const;
+  bool wants_copy(int i) const;
   void find_packed_runs(const Backend& backend);
   void pack_stale(const Context& ctx) const;
   void zero(ThreadPool& pool, int first, int count) const;
