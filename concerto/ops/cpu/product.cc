@@ -223,9 +223,11 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   ArenaScope scope(*ctx.scratch);
   const int64_t a_block = size.rows / kernels.mr * a_panel,
                 most_parts = ceil_div(std::min(words, kStretchWords), kTileWords);
-  const Workspaces workspaces(ctx, most_parts * a_block, packed ? 0 : panels_max * b_panel,
+  // Rows of whole words are multiplied as they lie.
+  const bool straight = kernels.tile_rows && k % kernels.unit == 0 && dtype_bytes(p.a.dtype) * kernels.unit == 4;
+  const Workspaces workspaces(ctx, straight ? 0 : most_parts * a_block, packed ? 0 : panels_max * b_panel,
                               size.rows * panels_max * kernels.nr,
-                              p.gathers ? space_words(p.a, size.rows * std::min(k, step)) : 0);
+                              p.gathers ? space_words(p.a, size.rows * std::min(k, most_parts * step)) : 0);
   TileList tiles{static_cast<int64_t*>(ctx.scratch->take_bytes((p.groups + 1) * 8)), p.groups};
   auto* held = static_cast<int64_t*>(
       ctx.scratch->take_bytes(ctx.pool->size() * kAlignment));  // what each thread's b holds, a cache line each
@@ -298,6 +300,10 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
 
     const int64_t panels = ceil_div(columns.size(), kernels.nr), whole_panels = columns.size() / kernels.nr;
     const void* b = at(p.b, e * p.n * k, p.b_type);
+    Block straight_rows[kStretchWords / kTileWords];
+    const auto rows_of_part = [&](int64_t part) {
+      return space.rows + part * size.rows * std::min(k, step) * dtype_bytes(p.a.dtype);
+    };
     const auto out_at = [&, begin = r.begin * p.out.row_stride + columns.begin](int64_t panel) {
       return const_cast<char*>(at(p.out.data, begin + panel * kernels.nr, p.out.dtype));
     };
@@ -313,24 +319,31 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
         const int64_t w_end = std::min(kept_end, w + kStretchWords), parts = ceil_div(w_end - w, kTileWords);
         for (int64_t part = 0; part < parts; ++part) {
           const int64_t from = (w + part * kTileWords) * kernels.unit, count = std::min(k - from, step);
-          const Block a = block_of(p.a, p.a_row, r.begin, r.size(), from, count, space.rows);
-          pack_a(a.data, a.stride, r.size(), count, space.a + part * a_block, a_panel);
+          const Block a = block_of(p.a, p.a_row, r.begin, r.size(), from, count, rows_of_part(part));
+          straight_rows[part] = a;
+          if (!straight) pack_a(a.data, a.stride, r.size(), count, space.a + part * a_block, a_panel);
         }
         Ahead ahead = after(tile, w_end, next_tile);
         const uint32_t* b_words = (packed ? packed_at(e, columns.begin) : space.b) + (w - kept_begin) * kernels.nr;
         const bool once = words <= kTileWords && finish != Finish::kKeep;
         for (int64_t j = 0; j < panels;) {
-          const bool straight = finish != Finish::kKeep && j < whole_panels;
-          const int64_t wide = once && straight ? whole_panels : 1;
+          const bool direct = finish != Finish::kKeep && j < whole_panels;
+          const int64_t wide = once && direct ? whole_panels : 1;
           float* sums = space.sums + j * size.rows * kernels.nr;
           for (int64_t part = 0; part < parts; ++part) {
             const int64_t begin = w + part * kTileWords, end = std::min(w_end, begin + kTileWords);
-            const Finish to = straight && end == words ? finish : Finish::kKeep;
-            kernels.tile(space.a + part * a_block, a_panel, b_words + j * b_panel + part * kTileWords * kernels.nr,
-                         b_panel, sums, kernels.nr, r.size(), wide, end - begin, begin == 0, to, out_at(j),
-                         p.out.row_stride, &ahead);
+            const Finish to = direct && end == words ? finish : Finish::kKeep;
+            const uint32_t* b_part = b_words + j * b_panel + part * kTileWords * kernels.nr;
+            if (straight) {
+              const Block& a = straight_rows[part];
+              kernels.tile_rows(a.data, a.stride * dtype_bytes(p.a.dtype), b_part, b_panel, sums, kernels.nr, r.size(),
+                                wide, end - begin, begin == 0, to, out_at(j), p.out.row_stride, &ahead);
+              continue;
+            }
+            kernels.tile(space.a + part * a_block, a_panel, b_part, b_panel, sums, kernels.nr, r.size(), wide,
+                         end - begin, begin == 0, to, out_at(j), p.out.row_stride, &ahead);
           }
-          if (w_end == words && !straight)
+          if (w_end == words && !direct)
             store(sums, kernels.nr, r.size(), std::min<int64_t>(kernels.nr, columns.size() - j * kernels.nr),
                   p.bias ? p.bias + columns.begin + j * kernels.nr : nullptr, out_at(j), p.out.row_stride,
                   p.accumulate);

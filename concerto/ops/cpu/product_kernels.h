@@ -62,6 +62,11 @@ struct ProductKernels {
                int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
                int64_t out_stride, Ahead* ahead);
 
+  // The same with A as it lies in memory: rows of whole words, a_stride bytes apart. Null where tiles want it packed.
+  void (*tile_rows)(const char* a, int64_t a_stride, const uint32_t* b, int64_t b_panel_words, float* c,
+                    int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
+                    int64_t out_stride, Ahead* ahead);
+
   // out = c + bias (+ out), rounded once; bias may be null. By the type of out.
   void (*store[2])(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,
                    int64_t out_stride, bool accumulate);
