@@ -41,20 +41,20 @@ struct Vec {
   }
 };
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream = false>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"
 #include "concerto/ops/cpu/product_vector_body.h"
 
-template <class S>
+template <class S, bool kStream>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
   pack_block_plain(from, stride, n, k, to, row_words);
 }
 
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
   pack_lines_plain<S, kWidth>(from, stride, n, k, to);
 }

@@ -55,6 +55,11 @@ struct ProductKernels {
   // B [k, n] -> the same.
   void (*pack_b_cols[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
 
+  // The two for bf16 and panels at cache lines that are read much later: they may store past the caches, so that a
+  // caller ends with a store fence.
+  void (*stream_b_rows)(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
+  void (*stream_b_cols)(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
+
   // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` overwrites c. The last words of a reduction
   // may go on to `out` instead, as `finish` says; c is then only read, and not at all if the last words are also the
   // first. `ahead` may be null.

@@ -1,5 +1,7 @@
 #include "concerto/ops/cpu/weight_packing.h"
 
+#include <xmmintrin.h>
+
 #include "concerto/ops/cpu/product.h"
 #include "concerto/ops/cpu/product_kernels.h"
 
@@ -28,12 +30,13 @@ void pack(const bf16* piece, int64_t row, int64_t rows, int64_t column, int64_t 
   const ProductKernels& kernels = kernels_of<kIsa>();
   const int64_t forward_panel = packed_panels(kernels, n, k).panel_words,
                 backward_panel = packed_panels(kernels, k, n).panel_words, unit = kernels.unit, nr = kernels.nr;
-  kernels.pack_b_rows[kSourceBF16](piece, columns, rows, columns,
-                                   reinterpret_cast<uint32_t*>(forward) + row / nr * forward_panel + column / unit * nr,
-                                   forward_panel);
-  kernels.pack_b_cols[kSourceBF16](
-      piece, columns, columns, rows,
-      reinterpret_cast<uint32_t*>(backward) + column / nr * backward_panel + row / unit * nr, backward_panel);
+  kernels.stream_b_rows(piece, columns, rows, columns,
+                        reinterpret_cast<uint32_t*>(forward) + row / nr * forward_panel + column / unit * nr,
+                        forward_panel);
+  kernels.stream_b_cols(piece, columns, columns, rows,
+                        reinterpret_cast<uint32_t*>(backward) + column / nr * backward_panel + row / unit * nr,
+                        backward_panel);
+  _mm_sfence();
 }
 
 template <Isa kIsa>
