@@ -17,9 +17,12 @@ struct TileSize {
 
 // Largest tiles: packed rows of A and the packed B fit the second cache level together. A row product packs A again for
 // every block of columns, so its tiles are wide. A weight product packs both, B for every block of rows: its tiles are
-// high, and go through their rows kWeightRows at a time. Rows are a multiple of every mr.
+// high, and go through their rows at most kMostWeightRows at a time. Rows are a multiple of every mr.
 constexpr TileSize kRowTile{96, 512}, kWeightTile{1536, 512}, kSmallestTile{48, 64};
-constexpr int64_t kWeightRows = 192;
+constexpr int64_t kMostWeightRows = 528, kFewestWeightRows = 192;
+// Bytes that packed A and packed B of a weight product take together, where B leaves room: the second cache level but
+// for what passes through it.
+constexpr int64_t kWeightPacks = 800 << 10;
 // Words of a reduction over which a row product sums a panel of the result before it goes on to the next panel.
 constexpr int64_t kStretchWords = 4 * kTileWords;
 // Words of packed weights that a thread keeps: 16 MB, where there are many threads less, for all share the last cache
@@ -187,6 +190,12 @@ void check_groups(const int32_t* offsets, int64_t groups, int64_t rows) {
   CHECK(offsets[0] == 0 && offsets[groups] <= rows, "offsets from {} to {}, {} rows", offsets[0], offsets[groups],
         rows);
   for (int64_t e = 0; e < groups; ++e) CHECK(offsets[e] <= offsets[e + 1], "offsets fall at group {}", e);
+}
+
+// Rows of A^T that a weight product packs at a time: the more, the longer the pieces of memory that are read at once.
+int64_t weight_rows(int64_t b_words) {
+  const int64_t rows = (kWeightPacks / 4 - b_words) / kTileWords / kSmallestTile.rows * kSmallestTile.rows;
+  return std::clamp(rows, kFewestWeightRows, kMostWeightRows);
 }
 
 void clear(ThreadPool& pool, float* out, int64_t count) {
@@ -361,10 +370,13 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
   const int64_t panels_max = ceil_div(std::min(n, kWeightTile.columns), kernels.nr);
   const int64_t step = kTileWords * kernels.unit;  // rows of the sum in a block of words
   const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
+  const int64_t high = weight_rows(panels_max * b_panel);  // rows of the result taken at a time
+  const int64_t kept_rows = round_up(std::min(m, kMostWeightRows), kernels.mr);
 
   ArenaScope scope(*ctx.scratch);
-  const Workspaces workspaces(ctx, kWeightRows / kernels.mr * a_panel, panels_max * b_panel, kWeightRows * kernels.nr,
-                              p.gathers ? space_words(p.a, step * std::max(kWeightRows, kWeightTile.columns)) : 0);
+  const Workspaces workspaces(ctx, high / kernels.mr * a_panel, panels_max * b_panel,
+                              std::max(high, kept_rows) * panels_max * kernels.nr,
+                              p.gathers ? space_words(p.a, step * std::max(high, kWeightTile.columns)) : 0);
   auto* order = static_cast<int32_t*>(ctx.scratch->take_bytes(p.groups * 4));
   if (ctx.dry_run) return;
   check_groups(p.offsets, p.groups, rows);
@@ -400,14 +412,14 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     return Place{e, group_rows(p.offsets, e, rows), part_of(m, row_blocks, local / column_blocks, kernels.mr),
                  part_of(n, column_blocks, local % column_blocks, kernels.nr)};
   };
-  // The block of A that is read after rows [i, i + kWeightRows) of the result over `count` rows from r on.
+  // The block of A that is read after rows [i, i + high) of the result over `count` rows from r on.
   const auto a_after = [&](const Place& place, int64_t r, int64_t count, int64_t i, int64_t next_tile) -> Ahead {
-    const int64_t height = std::min(kWeightRows, place.rows.end - i),
+    const int64_t height = std::min(high, place.rows.end - i),
                   register_tiles =
                       ceil_div(height, kernels.mr) * ceil_div(place.columns.size(), kernels.nr) * ceil_div(count, step);
     const auto block = [&](const Place& at, int64_t first, int64_t row) {
-      return ahead_of(p.a, p.a_row, first, std::min(step, at.group.end - first), row,
-                      std::min(kWeightRows, at.rows.end - row), register_tiles);
+      return ahead_of(p.a, p.a_row, first, std::min(step, at.group.end - first), row, std::min(high, at.rows.end - row),
+                      register_tiles);
     };
     if (i + height < place.rows.end) return block(place, r, i + height);
     if (r + count < place.group.end) return block(place, r + count, place.rows.begin);
@@ -433,18 +445,23 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     const Place place = place_of(tile);
     const auto& [e, group, rows_of, j] = place;
     if (rows_of.size() == 0 || j.size() == 0) return;
-    // Whole panels add every block of words to the result; the last, partial one goes through `sums`.
+    // Whole panels go from registers to the result; the last, partial one goes through `sums`.
     const int64_t whole = j.size() / kernels.nr, stored = whole * kernels.nr;
+    // Few blocks of words of a small result: their sums wait in the caches, and memory is written once.
+    const bool keeps = streams && group.size() > step && group.size() <= 4 * step && rows_of.size() <= kept_rows;
+    const int64_t sums_stride = keeps ? ceil_div(j.size(), kernels.nr) * kernels.nr : kernels.nr;
     for (int64_t r = group.begin; r < group.end; r += step) {
       const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
-      const bool adds = p.accumulate || r > group.begin;
-      const Finish finish = adds                               ? Finish::kAddF32
-                            : streams && r + step >= group.end ? Finish::kStreamF32
-                                                               : Finish::kStoreF32;
+      const bool first = !keeps || r == group.begin, last = r + step >= group.end;
+      const bool adds = p.accumulate || (r > group.begin && !keeps);
+      const Finish finish = keeps && !last    ? Finish::kKeep
+                            : adds            ? Finish::kAddF32
+                            : streams && last ? Finish::kStreamF32
+                                              : Finish::kStoreF32;
       const Block b = block_of(p.b, p.b_row, r, count, j.begin, j.size(), space.rows);
       pack_b(b.data, b.stride, j.size(), count, space.b, b_panel);
-      for (int64_t i = rows_of.begin; i < rows_of.end; i += kWeightRows) {
-        const int64_t height = std::min(kWeightRows, rows_of.end - i);
+      for (int64_t i = rows_of.begin; i < rows_of.end; i += high) {
+        const int64_t height = std::min(high, rows_of.end - i);
         float* out = p.out + (e * m + i) * n + j.begin;
         const Block a = block_of(p.a, p.a_row, r, count, i, height, space.rows);
         pack_a(a.data, a.stride, height, count, space.a, a_panel);
@@ -452,15 +469,18 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
         // Few words: the result costs more than the products. It is gone through along its rows, the next ones fetched.
         const bool along_rows = adds && words * j.size() * 4 <= kBandBytes;
         const int64_t band = along_rows ? 2 * kernels.mr : height;
+        float* sums = keeps ? space.sums + (i - rows_of.begin) * sums_stride : space.sums;
         for (int64_t row = 0; whole > 0 && row < height; row += band) {
           if (along_rows) ahead = out_after(place, i + row, band);
-          kernels.tile(space.a + row / kernels.mr * a_panel, a_panel, space.b, b_panel, space.sums, 0,
-                       std::min(band, height - row), whole, words, true, finish, out + row * n, n, &ahead);
+          kernels.tile(space.a + row / kernels.mr * a_panel, a_panel, space.b, b_panel, sums, sums_stride,
+                       std::min(band, height - row), whole, words, first, finish, out + row * n, n, &ahead);
         }
         if (stored < j.size()) {
-          kernels.tile(space.a, a_panel, space.b + whole * b_panel, b_panel, space.sums, kernels.nr, height, 1, words,
-                       true, Finish::kKeep, nullptr, 0, &ahead);
-          kernels.store[kSourceF32](space.sums, kernels.nr, height, j.size() - stored, nullptr, out + stored, n, adds);
+          float* part = keeps ? sums + stored : sums;
+          kernels.tile(space.a, a_panel, space.b + whole * b_panel, b_panel, part, sums_stride, height, 1, words, first,
+                       Finish::kKeep, nullptr, 0, &ahead);
+          if (!keeps || last)
+            kernels.store[kSourceF32](part, sums_stride, height, j.size() - stored, nullptr, out + stored, n, adds);
         }
       }
     }

@@ -183,12 +183,12 @@ TEST_P(Packing, WrittenGradientsAreThoseAddedToZeros) {
     }
 }
 
-// Results that are larger than the caches are stored past them.
+// Results that are larger than the caches are stored past them; sums over more than one block of rows wait till then.
 TEST_P(Packing, LargeGradientsAreWrittenWhole) {
-  constexpr int64_t kGroups = 5, kM = 640, kN = 672, kRows = 60;
+  constexpr int64_t kGroups = 5, kM = 240, kN = 1824, kRows = 1080;
   static_assert(kGroups * kM * kN * 4 > 8 << 20);
   const Tensor x = Tensor::random({kRows, kN}, DType::kBF16, 1), dy = Tensor::random({kRows, kM}, DType::kBF16, 2),
-               offsets = Tensor::i32({0, 20, 20, 33, 40, 60});
+               offsets = Tensor::i32({0, 520, 520, 533, 1070, 1080});
   Buffer added(kGroups * kM * kN * 4), written(kGroups * kM * kN * 4);
   std::memset(added.data(), 0, static_cast<size_t>(added.bytes()));
   std::memset(written.data(), 0xff, static_cast<size_t>(written.bytes()));
