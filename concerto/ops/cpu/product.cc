@@ -412,20 +412,26 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     return Place{e, group_rows(p.offsets, e, rows), part_of(m, row_blocks, local / column_blocks, kernels.mr),
                  part_of(n, column_blocks, local % column_blocks, kernels.nr)};
   };
-  // The block of A that is read after rows [i, i + high) of the result over `count` rows from r on.
-  const auto a_after = [&](const Place& place, int64_t r, int64_t count, int64_t i, int64_t next_tile) -> Ahead {
-    const int64_t height = std::min(high, place.rows.end - i),
-                  register_tiles =
-                      ceil_div(height, kernels.mr) * ceil_div(place.columns.size(), kernels.nr) * ceil_div(count, step);
-    const auto block = [&](const Place& at, int64_t first, int64_t row) {
-      return ahead_of(p.a, p.a_row, first, std::min(step, at.group.end - first), row, std::min(high, at.rows.end - row),
+  // A tile's rows of the result in nearly equal bands.
+  const auto bands_of = [&](const Place& place) { return ceil_div(place.rows.size(), high); };
+  const auto band_of = [&](const Place& place, int64_t band) {
+    const Range r = part_of(place.rows.size(), bands_of(place), band, kernels.mr);
+    return Range{place.rows.begin + r.begin, place.rows.begin + r.end};
+  };
+  // The block of A that is read after a band over the block of words from row r on.
+  const auto a_after = [&](const Place& place, int64_t r, int64_t band, int64_t next_tile) -> Ahead {
+    const int64_t register_tiles =
+        ceil_div(band_of(place, band).size(), kernels.mr) * ceil_div(place.columns.size(), kernels.nr);
+    const auto block = [&](const Place& at, int64_t first, int64_t next_band) {
+      const Range rows = band_of(at, next_band);
+      return ahead_of(p.a, p.a_row, first, std::min(step, at.group.end - first), rows.begin, rows.size(),
                       register_tiles);
     };
-    if (i + height < place.rows.end) return block(place, r, i + height);
-    if (r + count < place.group.end) return block(place, r + count, place.rows.begin);
+    if (band + 1 < bands_of(place)) return block(place, r, band + 1);
+    if (r + step < place.group.end) return block(place, r + step, 0);
     if (next_tile < 0) return {};
     const Place next = place_of(next_tile);
-    return block(next, next.group.begin, next.rows.begin);
+    return block(next, next.group.begin, 0);
   };
 
   const bool at_lines = n % 16 == 0 && reinterpret_cast<uintptr_t>(p.out) % 64 == 0,
@@ -460,20 +466,20 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
                                               : Finish::kStoreF32;
       const Block b = block_of(p.b, p.b_row, r, count, j.begin, j.size(), space.rows);
       pack_b(b.data, b.stride, j.size(), count, space.b, b_panel);
-      for (int64_t i = rows_of.begin; i < rows_of.end; i += high) {
-        const int64_t height = std::min(high, rows_of.end - i);
+      for (int64_t band = 0; band < bands_of(place); ++band) {
+        const int64_t i = band_of(place, band).begin, height = band_of(place, band).size();
         float* out = p.out + (e * m + i) * n + j.begin;
         const Block a = block_of(p.a, p.a_row, r, count, i, height, space.rows);
         pack_a(a.data, a.stride, height, count, space.a, a_panel);
-        Ahead ahead = a_after(place, r, count, i, next_tile);
+        Ahead ahead = a_after(place, r, band, next_tile);
         // Few words: the result costs more than the products. It is gone through along its rows, the next ones fetched.
         const bool along_rows = adds && words * j.size() * 4 <= kBandBytes;
-        const int64_t band = along_rows ? 2 * kernels.mr : height;
+        const int64_t few = along_rows ? 2 * kernels.mr : height;
         float* sums = keeps ? space.sums + (i - rows_of.begin) * sums_stride : space.sums;
-        for (int64_t row = 0; whole > 0 && row < height; row += band) {
-          if (along_rows) ahead = out_after(place, i + row, band);
+        for (int64_t row = 0; whole > 0 && row < height; row += few) {
+          if (along_rows) ahead = out_after(place, i + row, few);
           kernels.tile(space.a + row / kernels.mr * a_panel, a_panel, space.b, b_panel, sums, sums_stride,
-                       std::min(band, height - row), whole, words, first, finish, out + row * n, n, &ahead);
+                       std::min(few, height - row), whole, words, first, finish, out + row * n, n, &ahead);
         }
         if (stored < j.size()) {
           float* part = keeps ? sums + stored : sums;
