@@ -8,92 +8,43 @@
 #include "concerto/tensor/values.h"
 #include "concerto/train/trainer.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/tiny_routers.h"
 
 namespace concerto::test {
 namespace {
 
 constexpr double kRounding = 1e-11;  // f64 sums of a few hundred terms in another order
+const std::string kBias = "model.layers.1.mlp.moe_statics.e_score_correction_bias",
+                  kGate = "model.layers.1.mlp.gate.weight";
 
-struct Router {
-  const char* name;
-  ModelConfig config;
-  RoutingOptions options;
-};
-void PrintTo(const Router& r, std::ostream* out) { *out << r.name; }
-
-ModelConfig all_losses() {
-  ModelConfig c = tiny_moe();
-  c.output_router_logits = false;
-  c.router_aux_loss_coef = 0.3;
-  c.router_z_loss_coef = 0.02;
-  return c;
-}
-
-ModelConfig with_capacity(double factor, TokenDrop order, bool reverse) {
-  ModelConfig c = all_losses();
-  c.moe_capacity = {factor, factor, factor};
-  c.moe_drop_order = order;
-  c.moe_reverse_token_drop = reverse;
-  return c;
-}
-
-ModelConfig old_gate(double factor) {
-  ModelConfig c = with_capacity(factor, TokenDrop::kRankMajor, false);
-  c.moe_gate = RouterGate::kTop2;
-  c.moe_k = 2;
-  c.moe_layer_start_index = 0;
-  c.moe_layer_interval = 2;
-  c.num_hidden_layers = 4;
-  c.sinkhorn_2gate = true;
-  c.moe_use_aux_free = false;
-  return c;
-}
-
-ModelConfig sigmoid() {
-  ModelConfig c = all_losses();
-  c.scoring_func = RouterScoring::kSigmoid;
-  return c;
-}
-
-ModelConfig grouped() {
-  ModelConfig c = all_losses();
-  c.moe_k = 4;
-  c.moe_group_experts = true;
-  return c;
-}
-
-std::vector<Router> routers() {
-  const RoutingOptions per_layer{.balance_loss = BalanceLoss::kPerLayer};
-  return {{"plain_pooled", tiny_moe(), {}},
-          {"plain_per_layer_z", all_losses(), per_layer},
-          {"first_choices",
-           all_losses(),
-           {.balance_loss = BalanceLoss::kPooled, .balance_counts = BalanceCounts::kFirstChoice}},
-          {"drops_rank_major", with_capacity(2, TokenDrop::kRankMajor, false), per_layer},
-          {"drops_token_major", with_capacity(2, TokenDrop::kTokenMajor, false), per_layer},
-          {"drops_reverse", with_capacity(2.5, TokenDrop::kRankMajor, true), per_layer},
-          {"old_gate", old_gate(64), per_layer},
-          {"old_gate_drops", old_gate(2), per_layer},
-          {"sigmoid", sigmoid(), per_layer},
-          {"groups", grouped(), per_layer}};
-}
-
-class Routers : public ::testing::TestWithParam<Router> {
+class Routers : public ::testing::TestWithParam<TinyRouter> {
  protected:
   TinyRun make(RoutingUnit unit, const Plan& plan = {}, const char* backend = "ref", DType type = DType::kF64) {
+    return make(GetParam().config, unit, plan, backend, type);
+  }
+  TinyRun make(const ModelConfig& config, RoutingUnit unit, const Plan& plan = {}, const char* backend = "ref",
+               DType type = DType::kF64) {
     Plan p = plan;
     p.routing = GetParam().options;
     p.routing.unit = unit;
     p.max_tokens = 80;
-    if (unit == RoutingUnit::kGlobal) p.slots = 3;
-    return TinyRun(GetParam().config, backend_by_name(backend), pool_, type, p);
+    if (unit == RoutingUnit::kGlobal) p.slots = std::max<int64_t>(3, plan.slots);
+    return TinyRun(config, backend_by_name(backend), pool_, type, p);
   }
+  // 7, 64 (in two sequences) and 3 tokens.
   std::vector<MicroBatch> parts() const {
-    return {random_batch(GetParam().config, {{7}}, 1), random_batch(GetParam().config, {{40, 24}}, 2),
+    return {random_batch(GetParam().config, {{7}}, 1), random_batch(GetParam().config, {{34, 11}, {19}}, 2),
             random_batch(GetParam().config, {{3}}, 3)};
+  }
+  ModelConfig without_router_losses() const {
+    ModelConfig c = GetParam().config;
+    c.router_aux_loss_coef = c.router_z_loss_coef = 0;
+    return c;
   }
   ThreadPool pool_{1};
 };
+
+class FreeRouters : public Routers {};  // no choice looks at another token
 
 int64_t sum(const std::vector<std::vector<int64_t>>& counts) {
   int64_t n = 0;
@@ -122,59 +73,118 @@ TEST_P(Routers, GlobalUnitIsOneBatch) {
   expect_same(cut, whole);
   EXPECT_EQ(sum(whole.output.tokens_per_expert),
             74 * GetParam().config.moe_k * static_cast<int64_t>(whole.stage.moe_layers().size()));
-  const bool drops = std::string(GetParam().name).find("drops") != std::string::npos;
-  EXPECT_EQ(sum(whole.output.drops_per_expert) > 0, drops);
+  EXPECT_EQ(sum(whole.output.drops_per_expert) > 0, GetParam().drops);
 }
 
-// A batch of three sequences as one micro-batch, and as three micro-batches of one.
+// Each sequence as a micro-batch of its own.
+std::vector<MicroBatch> sequences(std::span<const MicroBatch> batches) {
+  std::vector<MicroBatch> all;
+  for (const MicroBatch& b : batches)
+    for (size_t r = 0; r + 1 < b.row_offsets.size(); ++r) {
+      const int32_t begin = b.row_offsets[r], end = b.row_offsets[r + 1];
+      MicroBatch& one = all.emplace_back();
+      for (const auto field : {&MicroBatch::token_ids, &MicroBatch::positions, &MicroBatch::targets})
+        (one.*field).assign((b.*field).begin() + begin, (b.*field).begin() + end);
+      one.row_offsets = {0, end - begin};
+      for (const int32_t offset : b.doc_offsets)
+        if (offset >= begin && offset <= end) one.doc_offsets.push_back(offset - begin);
+    }
+  return all;
+}
+
+// A batch of four sequences as one micro-batch, and as four micro-batches of one.
 TEST_P(Routers, SequencesAreUnits) {
   TinyRun whole = make(RoutingUnit::kSequence), cut = make(RoutingUnit::kMicroBatch);
   const std::vector<MicroBatch> batches = parts();
   const MicroBatch all = joined(batches);
   whole.step(std::span(&all, 1));
-  cut.step(batches);
+  cut.step(sequences(batches));
   expect_same(whole, cut);
 }
 
-// Smaller units: the losses are the token-weighted mean of the units', and so are their gradients.
-TEST_P(Routers, SmallerUnitsWeighByTheirTokens) {
-  TinyRun all = make(RoutingUnit::kMicroBatch);
+// The language-model loss knows neither units nor cuts.
+TEST_P(FreeRouters, LmGradientIsTheSameUnderEveryUnit) {
+  const ModelConfig config = without_router_losses();
   const std::vector<MicroBatch> batches = parts();
-  std::vector<MicroBatch> quiet = batches;  // router losses alone
-  for (MicroBatch& b : quiet) std::fill(b.targets.begin(), b.targets.end(), kIgnoreIndex);
-  all.step(quiet);
-  const StepOutput output = all.output;
-  const Tensors gradients = all.gradients();
-  double balance = 0, z = 0;
-  std::vector<double> gate(gradients.at("model.layers.1.mlp.gate.weight").size());
-  for (const MicroBatch& b : quiet) {
-    all.step(std::span(&b, 1));
-    const double weight = static_cast<double>(b.tokens()) / 74;
-    balance += weight * all.output.aux_loss;
-    z += weight * all.output.z_loss;
-    const Tensors one = all.gradients();
-    for (size_t i = 0; i < gate.size(); ++i) gate[i] += weight * one.at("model.layers.1.mlp.gate.weight")[i];
+  const MicroBatch all = joined(batches);
+  TinyRun whole = make(config, RoutingUnit::kMicroBatch);
+  whole.step(std::span(&all, 1));
+  for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch, RoutingUnit::kGlobal})
+    for (const auto& cut : {batches, std::vector<MicroBatch>{all}}) {
+      TinyRun run = make(config, unit);
+      run.step(cut);
+      const Distance d = distance(run.gradients(), whole.gradients());
+      EXPECT_LT(d.value, kRounding) << d.name;
+      EXPECT_NEAR(run.output.loss(), whole.output.loss(), kRounding);
+      EXPECT_EQ(run.output.tokens_per_expert, whole.output.tokens_per_expert);
+    }
+}
+
+std::vector<MicroBatch> without_targets(std::vector<MicroBatch> batches) {
+  for (MicroBatch& b : batches) std::fill(b.targets.begin(), b.targets.end(), kIgnoreIndex);
+  return batches;
+}
+
+void add(Tensors& to, const Tensors& from, double weight) {
+  for (const auto& [name, values] : from) {
+    to[name].resize(values.size());
+    for (size_t i = 0; i < values.size(); ++i) to[name][i] += weight * values[i];
   }
-  EXPECT_NEAR(output.aux_loss, balance, kRounding);
-  EXPECT_NEAR(output.z_loss, z, kRounding);
-  EXPECT_LT(distance(gradients.at("model.layers.1.mlp.gate.weight"), gate), kRounding);
-  double size = 0;
-  for (const double g : gate) size += std::abs(g);
-  EXPECT_GT(size, 1e-3);
+}
+
+// A step is the mean of its units', each as if it were alone, with its own drops and choices: in the language-model
+// loss they weigh by valid targets, in the router's losses by tokens.
+TEST_P(Routers, SmallerUnitsWeighByTheirTokens) {
+  const std::vector<MicroBatch> batches = parts();
+  const int64_t valid = joined(batches).valid_targets();
+  for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch}) {
+    TinyRun all = make(unit);
+    all.step(batches);
+    TinyRun model = make(without_router_losses(), RoutingUnit::kMicroBatch), routers = make(RoutingUnit::kMicroBatch);
+    Tensors want, of_routers;
+    double loss = 0, balance = 0, z = 0;
+    int64_t drops = 0;
+    for (const MicroBatch& b : unit == RoutingUnit::kSequence ? sequences(batches) : batches) {
+      const double by_targets = static_cast<double>(b.valid_targets()) / static_cast<double>(valid);
+      const double by_tokens = static_cast<double>(b.tokens()) / 74;
+      model.step(std::span(&b, 1));
+      loss += by_targets * model.output.loss();
+      add(want, model.gradients(), by_targets);
+      routers.step(without_targets({b}));
+      balance += by_tokens * routers.output.aux_loss;
+      z += by_tokens * routers.output.z_loss;
+      drops += sum(routers.output.drops_per_expert);
+      add(of_routers, routers.gradients(), by_tokens);
+    }
+    EXPECT_GT(distance(of_routers.at(kGate), std::vector<double>(of_routers.at(kGate).size())), 1e-3);
+    add(want, of_routers, 1);
+    const Distance d = distance(all.gradients(), want);
+    EXPECT_LT(d.value, kRounding) << d.name;
+    EXPECT_NEAR(all.output.loss(), loss, kRounding);
+    EXPECT_NEAR(all.output.aux_loss, balance, kRounding);
+    EXPECT_NEAR(all.output.z_loss, z, kRounding);
+    EXPECT_EQ(sum(all.output.drops_per_expert), drops);
+    EXPECT_EQ(drops > 0, GetParam().drops);
+  }
 }
 
 // The main loss weighs nothing: what the router's losses leave in the gate does not depend on accumulation.
 TEST_P(Routers, GateGradientsDoNotGrowWithAccumulation) {
-  MicroBatch part = random_batch(GetParam().config, {{13}, {7, 4}}, 5);
-  std::fill(part.targets.begin(), part.targets.end(), kIgnoreIndex);
-  for (const LossAverage average : {LossAverage::kTokens, LossAverage::kMicroBatches}) {
-    TinyRun run = make(RoutingUnit::kMicroBatch, {.loss_average = average});
-    run.step(std::span(&part, 1));
-    const Tensors one = run.gradients();
-    run.step(std::vector<MicroBatch>(4, part));
-    const Distance d = distance(run.gradients(), one);
-    EXPECT_LT(d.value, kRounding) << d.name;
-  }
+  const std::vector<MicroBatch> part = without_targets({random_batch(GetParam().config, {{13}, {7, 4}}, 5)});
+  for (const LossAverage average : {LossAverage::kTokens, LossAverage::kMicroBatches})
+    for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch, RoutingUnit::kGlobal}) {
+      // Room for four times the tokens is not four times the room, and Sinkhorn stops by the size of its sums.
+      if (unit == RoutingUnit::kGlobal && (GetParam().drops || GetParam().sinkhorn)) continue;
+      TinyRun run = make(unit, {.loss_average = average, .slots = 4});
+      run.step(part);
+      const Tensors one = run.gradients();
+      EXPECT_GT(distance(one.at(kGate), std::vector<double>(one.at(kGate).size())), 1e-3);
+      for (const size_t times : {2, 4}) {
+        run.step(std::vector<MicroBatch>(times, part[0]));
+        const Distance d = distance(run.gradients(), one);
+        EXPECT_LT(d.value, kRounding) << d.name;
+      }
+    }
 }
 
 TEST_P(Routers, RecomputeScheduleAndPoisonGiveTheSameBits) {
@@ -235,8 +245,15 @@ TEST_P(Routers, AllTokensToTheSameExperts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Routers, ::testing::ValuesIn(routers()),
-                         [](const auto& info) { return std::string(info.param.name); });
+const auto kName = [](const auto& info) { return std::string(info.param.name); };
+
+std::vector<TinyRouter> free_routers() {
+  std::vector<TinyRouter> all = tiny_routers();
+  std::erase_if(all, [](const TinyRouter& r) { return r.drops || r.sinkhorn; });
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Kinds, FreeRouters, ::testing::ValuesIn(free_routers()), kName);
+INSTANTIATE_TEST_SUITE_P(Kinds, Routers, ::testing::ValuesIn(tiny_routers()), kName);
 
 // ---- Capacity of evaluation and of few tokens.
 
@@ -316,9 +333,6 @@ Stepped one_step(const RunConfig& config, const std::vector<MicroBatch>& batches
   return s;
 }
 
-const std::string kBias = "model.layers.1.mlp.moe_statics.e_score_correction_bias",
-                  kGate = "model.layers.1.mlp.gate.weight";
-
 // The published pre-training code counts and then forgets to update.
 TEST(BiasUpdate, OnceAStepFromTheCountsOfTheStep) {
   ModelConfig model = tiny_moe();
@@ -367,7 +381,7 @@ TEST(BiasUpdate, StaysWithoutARateInABadStepAndWhenFrozen) {
 }
 
 TEST(FrozenRouter, KeepsItsWeightsAndHasNoLosses) {
-  ModelConfig model = all_losses();
+  ModelConfig model = tiny_moe_with_router_losses();
   model.output_router_logits = true;
   model.moe_orthogonal_loss_lambda = 0.5;
   RunConfig config = steps_config(model);
