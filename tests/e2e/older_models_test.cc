@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "concerto/base/files.h"
 #include "concerto/cli/eval_command.h"
@@ -173,10 +174,24 @@ TEST_P(OlderModels, TrainEvaluateExportAndComeBack) {
 INSTANTIATE_TEST_SUITE_P(Generations, OlderModels, ::testing::ValuesIn(generations()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-class OldCapacity : public OlderModels {};
+class OldConfiguration : public OlderModels {};
+
+// A mixture without experts is a dense model (the default of the pre-training code).
+TEST_P(OldConfiguration, WithoutExpertsIsDense) {
+  for (const char* none : {"null", "0"}) {
+    Generation dense = GetParam();
+    const std::string fields = std::regex_replace(dense.fields, std::regex(R"("moe_num_experts": 64)"),
+                                                  fmt::format(R"("moe_num_experts": {})", none));
+    dense.fields = fields.c_str();
+    const std::string dir = train(none, model(dense), 2);
+    EXPECT_EQ(out_.find("router    "), std::string::npos) << out_;
+    EXPECT_NEAR(metrics_values(dir, "loss").at(1), std::log(40), 0.2);
+    EXPECT_NEAR(eval(dir + "/model", 2, 0), metrics_values(dir, "valid_loss").back(), 1e-5);
+  }
+}
 
 // The three numbers of moe_capacity: training, evaluation, and evaluation of fewer tokens than experts.
-TEST_P(OldCapacity, EachNumberHoldsWhereItShould) {
+TEST_P(OldConfiguration, EachCapacityHoldsWhereItShould) {
   const std::string exported = train("run", model(GetParam()), 3) + "/model";
   const std::string file = exported + "/config.json";
   const auto with = [&](std::vector<double> factors) {
@@ -197,7 +212,7 @@ TEST_P(OldCapacity, EachNumberHoldsWhereItShould) {
   EXPECT_NE(row(free, 0)["loss"], row(tight, 0)["loss"]);
 }
 
-INSTANTIATE_TEST_SUITE_P(Generations, OldCapacity, ::testing::Values(kOldConfiguration),
+INSTANTIATE_TEST_SUITE_P(Generations, OldConfiguration, ::testing::Values(kOldConfiguration),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -288,6 +288,8 @@ TEST(Capacity, RoomOfAnExpert) {
   EXPECT_EQ(expert_room(c, true, 0), 0);
   c.moe_capacity = {8, 8, 8};
   EXPECT_FALSE(may_drop(c));
+  c.moe_num_experts = 0;  // a dense model in a MoE file
+  EXPECT_EQ(expert_room(c, true, 11), 11);
 }
 
 // ---- The step around the model.
