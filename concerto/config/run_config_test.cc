@@ -334,6 +334,25 @@ TEST(RunConfigYaml, RoundTrips) {
   }
 }
 
+// The age of a config.json shows in what it was resolved to, so the copy in a run folder needs no age.
+TEST(RunConfigYaml, KeepsWhatAnOlderFileTrains) {
+  const TestFolder folder;
+  folder.write("config.json", R"({"model_type": "ernie4_5_moe", "moe_gate": "topk", "moe_use_aux_free": true})");
+  const auto with = [&](const std::string& more) {
+    RunConfig c = parse(fmt::format("model: {{path: \"{}\"{}}}\ntraining: {{seq_length: 64}}\n", folder.path(), more));
+    c.model.path = "gone";
+    const RunConfig alone = parse(run_config_yaml(c));
+    EXPECT_EQ(run_config_yaml(alone), run_config_yaml(c));
+    EXPECT_EQ(run_config_hash(alone), run_config_hash(c));
+    EXPECT_EQ(alone.model.config.moe_router_bias_update_rate, 0.001);
+    return balance_loss(alone.model.config, routing_options(alone));
+  };
+  EXPECT_EQ(with(""), BalanceLoss::kNone);
+  EXPECT_EQ(with(", router_aux_loss_coef: 0.5"), BalanceLoss::kPerLayer);
+  EXPECT_EQ(with(", moe_aux_loss_lambda: 0.5, output_router_logits: true"), BalanceLoss::kPooled);
+  EXPECT_EQ(with(", moe_aux_loss_lambda: 0.5, moe_aux_loss_per_layer: false"), BalanceLoss::kNone);
+}
+
 TEST(RunConfigYaml, StandsAloneWithoutTheModelFolder) {
   RunConfig c = parse("model: {path: tests/golden/moe-tiny}\ntraining: {seq_length: 64}\n");
   c.model.path = "gone";
