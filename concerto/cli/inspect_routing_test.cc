@@ -83,9 +83,8 @@ class InspectTraining : public ::testing::Test {
     config_.moe_capacity = {1, 2, 4};
   }
 
-  // Of the first MoE layer, checked against the f64 model of the reference by the logits that were printed. `ids`: 12.
-  void expect_as_the_model(bool training, long capacity) {
-    const std::string dir = folder_ / fmt::format("model-{}", models_++);
+  void write_model() {
+    dir_ = folder_ / fmt::format("model-{}", models_++);
     ParameterStore store(tensor_specs(config_), DType::kF32, StoreUse::kInfer);
     for (int i = 0; i < store.size(); ++i) {
       const TensorSpec& spec = store.specs()[static_cast<size_t>(i)];
@@ -95,8 +94,13 @@ class InspectTraining : public ::testing::Test {
         values.push_back(static_cast<float>(rng.normal(static_cast<uint64_t>(j))));
       store.set(i, values.data());
     }
-    export_hf_store(dir, config_, store, {.dtype = DType::kF32});
-    std::vector<const char*> arguments = {"--model", dir.c_str(), "--ids", "5,17,3,9,9,2,31,8,8,8,1,30"};
+    export_hf_store(dir_, config_, store, {.dtype = DType::kF32});
+  }
+
+  // Of the first MoE layer, checked against the f64 model of the reference by the logits that were printed.
+  void expect_as_the_model(bool training, long capacity) {
+    write_model();
+    std::vector<const char*> arguments = {"--model", dir_.c_str(), "--ids", kIds};
     if (training) arguments.push_back("--training");
     const Outcome text = inspect(arguments);
     EXPECT_NE(
@@ -146,8 +150,10 @@ class InspectTraining : public ::testing::Test {
     for (const auto& choices : ids) seconds_.push_back(choices[1]);
   }
 
+  static constexpr const char* kIds = "5,17,3,9,9,2,31,8,8,8,1,30";  // 12
   ModelConfig config_;
   TestFolder folder_;
+  std::string dir_;
   int models_ = 0;
   int64_t dropped_ = 0;
   std::vector<int> seconds_;  // second choices
@@ -175,6 +181,19 @@ TEST_F(InspectTraining, SinkhornOfTheOldGate) {
   EXPECT_GT(dropped_, 0);
   expect_as_the_model(false, 6);
   EXPECT_NE(seconds_, training);  // greedy
+}
+
+TEST_F(InspectTraining, RoomThatNoMemoryHoldsIsRefused) {
+  write_model();
+  for (const double factor : {1e8, 1e9}) {  // more than memory holds; more than 32 bits number
+    nlohmann::json j = nlohmann::json::parse(read_text(dir_ + "/config.json"));
+    j["moe_capacity"] = {1, factor, 1};
+    write_text(dir_ + "/config.json", j.dump());
+    const Outcome refused = inspect({"--model", dir_.c_str(), "--ids", kIds});
+    EXPECT_NE(refused.code, 0);
+    EXPECT_NE(refused.error.find("of padded buffers. Lower it (nothing is dropped from 4 on)"), std::string::npos)
+        << refused.error;
+  }
 }
 
 TEST(InspectRouting, SaysWhatIsWrong) {
