@@ -7,15 +7,16 @@
 //     u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay * w; w -= lr * ratio * u, ratio = |w| / |u|, 1 if either is 0.
 #pragma once
 
-#include "concerto/ops/context.h"
+#include "concerto/ops/packed_weight.h"
 
 namespace concerto {
 
 struct AdamStep {
-  View w;     // stat, dense, any shape (master weight)
-  View m, v;  // stat
-  View grad;  // stat, read only
-  View copy;  // compute copy of w, or null
+  View w;                    // stat, dense, any shape (master weight)
+  View m, v;                 // stat
+  View grad;                 // stat, read only
+  View copy;                 // compute copy of w, or null
+  PackedWeight packed = {};  // AdamW: w as a bf16 copy, packed, written in the same pass; or null
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0, c1 = 1, c2 = 1, grad_scale = 1;
 };
 struct LambNorms {  // first pass: updates m and v, sums |w|^2 and |u|^2 (f64, fixed blocks)

@@ -40,6 +40,7 @@ void Optimizer::add_piece(int first, int last) {
                      .v = flat(store_.moment2(first), elements),
                      .grad = flat(store_.gradient(first), elements),
                      .copy = flat(store_.copy(first), elements),
+                     .packed = settings_.name == OptimizerName::kAdamW ? store_.packed_from(first) : PackedWeight{},
                      .decays = settings_.decay == Decay::kAll || spec.decays_as_matrix(),
                      .router = spec.role == TensorRole::kRouter});
 }
@@ -61,6 +62,7 @@ void Optimizer::step(const Context& ctx, int64_t step, double lr, double norm) c
                         .v = p.v,
                         .grad = p.grad,
                         .copy = p.copy,
+                        .packed = p.packed,
                         .lr = lr * (p.router ? o.router_lr_ratio : 1.0),
                         .beta1 = o.beta1,
                         .beta2 = o.beta2,
@@ -74,6 +76,7 @@ void Optimizer::step(const Context& ctx, int64_t step, double lr, double norm) c
     else
       adamw_step(ctx, args);
   }
+  if (o.name == OptimizerName::kLamb) store_.packed_copies_changed();
 }
 
 int64_t Optimizer::scratch_bytes(Context ctx) const {

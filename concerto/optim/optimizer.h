@@ -27,6 +27,7 @@ class Optimizer {
   // own.
   struct Piece {
     View w, m, v, grad, copy;
+    PackedWeight packed;
     bool decays = false, router = false;
   };
   void add_piece(int first, int last);

@@ -42,7 +42,15 @@ inline __m512i load_row(const Bits16* p, int64_t count) {
   }
 }
 
-template <class S>
+template <bool kStream>
+inline void put(uint32_t* to, __m512i words) {
+  if constexpr (kStream)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), words);
+  else
+    _mm512_storeu_si512(to, words);
+}
+
+template <class S, bool kStream>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
   constexpr int64_t kAhead = 256 / sizeof(S);  // many short streams: more than the processor follows by itself
   __m512i r[16], t[16];
@@ -55,7 +63,7 @@ void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* t
   const int64_t words = words_of(k);
 #pragma GCC unroll 16
   for (int w = 0; w < 16; ++w)
-    if (w < words) _mm512_storeu_si512(to + w * row_words, t[w]);
+    if (w < words) put<kStream>(to + w * row_words, t[w]);
 }
 
 // Up to 16 words from one place of two rows.
@@ -84,28 +92,28 @@ inline TwoLines interleave(const Bits16* low, const Bits16* high, int64_t n) {
           _mm512_permutex2var_epi16(l, _mm512_load_si512(kPairs[1]), h)};
 }
 
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream>
 [[gnu::always_inline]] inline void pack_some_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
   static const S kNoRow[kWidth + 16] = {};
   for (int64_t i = 0; i < k; i += kUnit, from += kUnit * stride, to += kWidth) {
     const S* high = i + 1 < k ? from + stride : kNoRow;  // read if words are pairs
     if constexpr (kUnit == 2 && kWidth == 32) {
       const TwoLines lines = interleave(from, high, n);
-      _mm512_storeu_si512(to, lines.first);
-      _mm512_storeu_si512(to + 16, lines.second);
+      put<kStream>(to, lines.first);
+      put<kStream>(to + 16, lines.second);
     } else {
 #pragma GCC unroll 2
       for (int64_t v = 0; v < kWidth; v += 16) {
         const int64_t left = n - v < 0 ? 0 : smaller(n - v, kWidth - v);
-        _mm512_storeu_si512(to + v, load_words_of(from + v, high + v, left));
+        put<kStream>(to + v, load_words_of(from + v, high + v, left));
       }
     }
   }
 }
 
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
-  if (n < kWidth || k < kLinesAtOnce * kUnit) return pack_some_lines<S, kWidth>(from, stride, n, k, to);
+  if (n < kWidth || k < kLinesAtOnce * kUnit) return pack_some_lines<S, kWidth, kStream>(from, stride, n, k, to);
   if constexpr (kWidth == 12) {  // four lines of 12 words are three of 16
     __m512i line[4];
 #pragma GCC unroll 4
@@ -118,6 +126,6 @@ void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* t
     _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi32(line[1], middle, line[2]));
     _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi32(line[2], high, line[3]));
   } else {
-    pack_some_lines<S, kWidth>(from, stride, kWidth, kLinesAtOnce * kUnit, to);
+    pack_some_lines<S, kWidth, kStream>(from, stride, kWidth, kLinesAtOnce * kUnit, to);
   }
 }

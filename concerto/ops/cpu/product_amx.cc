@@ -15,9 +15,9 @@ constexpr int kUnit = 2, kRows = 16, kVectors = 2;
 
 using Vec = SumsAvx512;
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream = false>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 void pack_row(const Bits16* from, int64_t n, uint32_t* to);
 void pack_square(const Bits16* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);

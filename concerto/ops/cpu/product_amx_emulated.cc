@@ -27,12 +27,14 @@ struct Vec {
     return x;
   }
   static void store(float* p, const Sum& x) { __builtin_memcpy(p, &x, sizeof x); }
+  static void stream(float* p, const Sum& x) { store(p, x); }
+  static void settle() {}
   static void store_bf16(Bits16* p, const Sum& x);
 };
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream = false>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 void pack_row(const Bits16* from, int64_t n, uint32_t* to);
 void pack_square(const Bits16* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
@@ -40,12 +42,12 @@ void pack_square(const Bits16* from, int64_t stride, int64_t n, int64_t k, uint3
 #include "concerto/ops/cpu/product_kernels_body.h"
 #include "concerto/ops/cpu/product_tile_body.h"
 
-template <class S>
+template <class S, bool kStream>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
   pack_block_plain(from, stride, n, k, to, row_words);
 }
 
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
   pack_lines_plain<S, kWidth>(from, stride, n, k, to);
 }

@@ -19,6 +19,8 @@ struct Vec {
   static Sum add(Sum a, Sum b) { return _mm256_add_ps(a, b); }
   static Sum load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Sum x) { _mm256_storeu_ps(p, x); }
+  static void stream(float* p, Sum x) { _mm256_stream_ps(p, x); }
+  static void settle() { _mm_sfence(); }
   static void store_bf16(Bits16* p, Sum x) {  // as from_float in product_kernels_body.h
     const __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16);
     const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
@@ -34,9 +36,9 @@ struct Vec {
   static Sum multiply_add(Sum s, Words a, Words b) { return _mm256_fmadd_ps(a, b, s); }
 };
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream = false>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"
@@ -48,7 +50,7 @@ inline __m256 load_row(const Bits16* p) {
       _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 
-template <class S>
+template <class S, bool kStream>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
   if (k < kLanes) {
     pack_block_plain(from, stride, n, k, to, row_words);
@@ -76,7 +78,7 @@ void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* t
   for (int i = 0; i < 4; ++i) _mm256_storeu_ps(out + (i + 4) * row_words, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
 }
 
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
   pack_lines_plain<S, kWidth>(from, stride, n, k, to);
 }

@@ -18,9 +18,9 @@ struct Vec : SumsAvx512 {
   static Sum multiply_add(Sum s, Words a, Words b) { return _mm512_fmadd_ps(a, b, s); }
 };
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream = false>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"

@@ -23,6 +23,8 @@ struct Vec {
   static void store(float* p, Sum x) {
     for (int i = 0; i < kLanes; ++i) p[i] = x.lane[i];
   }
+  static void stream(float* p, Sum x) { store(p, x); }
+  static void settle() {}
   static void store_bf16(Bits16* p, Sum x);
   static Words load_words(const uint32_t* p) {
     Words w;
@@ -39,20 +41,20 @@ struct Vec {
   }
 };
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words);
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream = false>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to);
 
 #include "concerto/ops/cpu/product_kernels_body.h"
 #include "concerto/ops/cpu/product_vector_body.h"
 
-template <class S>
+template <class S, bool kStream>
 void pack_block(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to, int64_t row_words) {
   pack_block_plain(from, stride, n, k, to, row_words);
 }
 
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream>
 void pack_lines(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* to) {
   pack_lines_plain<S, kWidth>(from, stride, n, k, to);
 }

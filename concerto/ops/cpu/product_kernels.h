@@ -21,8 +21,9 @@ constexpr int64_t kPanelGap = 16;
 // What products read. bf16 data comes as its bits.
 enum Source { kSourceF32 = 0, kSourceBF16 = 1 };
 
-// Where the sums of a tile go: to c, or rounded once to out.
-enum class Finish { kKeep, kStoreF32, kStoreBF16, kAddF32 };
+// Where the sums of a tile go: to c, or rounded once to out. kStreamF32 stores past the caches what is read next much
+// later; out and its rows begin at cache lines.
+enum class Finish { kKeep, kStoreF32, kStreamF32, kStoreBF16, kAddF32 };
 
 // Memory that is read next. `tile` may fetch it to the second cache level while it multiplies: of the rows some lines
 // for every register tile, of the run a line for every word.
@@ -54,12 +55,22 @@ struct ProductKernels {
   // B [k, n] -> the same.
   void (*pack_b_cols[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
 
+  // The two for bf16 and panels at cache lines that are read much later: they may store past the caches, so that a
+  // caller ends with a store fence.
+  void (*stream_b_rows)(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
+  void (*stream_b_cols)(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
+
   // c[rows, panels * nr] (+)= A B over `words` <= kTileWords words; `first` overwrites c. The last words of a reduction
   // may go on to `out` instead, as `finish` says; c is then only read, and not at all if the last words are also the
   // first. `ahead` may be null.
   void (*tile)(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b_panel_words, float* c,
                int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
                int64_t out_stride, Ahead* ahead);
+
+  // The same with A as it lies in memory: rows of whole words, a_stride bytes apart. Null where tiles want it packed.
+  void (*tile_rows)(const char* a, int64_t a_stride, const uint32_t* b, int64_t b_panel_words, float* c,
+                    int64_t c_stride, int64_t rows, int64_t panels, int64_t words, bool first, Finish finish, void* out,
+                    int64_t out_stride, Ahead* ahead);
 
   // out = c + bias (+ out), rounded once; bias may be null. By the type of out.
   void (*store[2])(const float* c, int64_t c_stride, int64_t rows, int64_t cols, const float* bias, void* out,

@@ -6,10 +6,11 @@
 // The including file defines before:
 //   kUnit; kRows (mr); kVectors (nr / kLanes); Vec with kLanes, the f32 of a vector
 // and declares before and defines after:
-//   pack_block<S>(from, stride, n, k, to, row_words): to[w][j] = word w of row j, for up to kLanes rows j < n and words
+//   pack_block<S, kStream = false>(from, stride, n, k, to, row_words): to[w][j] = word w of row j, for up to kLanes rows j < n and words
 //   of k elements; writes kLanes words of each, in ascending order, zero for rows that are not there.
-//   pack_lines<S, kWidth>(from, stride, n, k, to): to[w][j] = word w of column j, for kWidth columns, zero from n on,
+//   pack_lines<S, kWidth, kStream = false>(from, stride, n, k, to): to[w][j] = word w of column j, for kWidth columns, zero from n on,
 //   and the words of k <= kLinesAtOnce * kUnit elements; may write up to kPanelGap - 1 words more.
+// With kStream, for which `to` begins at a cache line, they may store past the caches.
 // Writes of a word row may spill into the next, which is written later (or is the gap): hence words in ascending order
 // everywhere.
 
@@ -43,7 +44,7 @@ inline uint32_t word_of(Bits16 low, Bits16 high) {
                     : static_cast<uint32_t>(low.bits) << 16;
 }
 
-template <class S, int64_t kWidth>
+template <class S, int64_t kWidth, bool kStream = false>
 void pack_cols(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
   constexpr int64_t kAhead = 16, kStep = kLinesAtOnce * kUnit;
   for (int64_t i = 0; i < k; i += kStep, from += kStep * stride, packed += kLinesAtOnce * kWidth) {
@@ -54,24 +55,24 @@ void pack_cols(const S* from, int64_t stride, int64_t n, int64_t k, uint32_t* pa
           __builtin_prefetch(from + (kAhead + q) * stride + j);
     uint32_t* to = packed;
     for (int64_t j = 0; j < n; j += kWidth, to += panel_words)
-      pack_lines<S, kWidth>(from + j, stride, smaller(kWidth, n - j), rows, to);
+      pack_lines<S, kWidth, kStream>(from + j, stride, smaller(kWidth, n - j), rows, to);
   }
 }
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_b_cols(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
-  pack_cols<S, kColumns>(static_cast<const S*>(b), stride, n, k, packed, panel_words);
+  pack_cols<S, kColumns, kStream>(static_cast<const S*>(b), stride, n, k, packed, panel_words);
 }
 
-template <class S>
+template <class S, bool kStream = false>
 void pack_b_rows(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words) {
   for (int64_t j = 0; j < n; j += kColumns, packed += panel_words)
     for (int64_t v = 0; v < kColumns; v += kLanes) {
       const int64_t lanes = n - j - v < 0 ? 0 : smaller(kLanes, n - j - v);
       const S* from = static_cast<const S*>(b) + (lanes ? (j + v) * stride : 0);
       for (int64_t i = 0; i < k; i += kLanes * kUnit)
-        pack_block<S>(from + i, stride, lanes, smaller(k - i, kLanes * kUnit), packed + i / kUnit * kColumns + v,
-                      kColumns);
+        pack_block<S, kStream>(from + i, stride, lanes, smaller(k - i, kLanes * kUnit),
+                               packed + i / kUnit * kColumns + v, kColumns);
     }
 }
 
@@ -159,6 +160,8 @@ constexpr ProductKernels shared_table() {
   t.nr = static_cast<int>(kColumns);
   t.pack_b_rows[kSourceBF16] = pack_b_rows<Bits16>;
   t.pack_b_cols[kSourceBF16] = pack_b_cols<Bits16>;
+  t.stream_b_rows = pack_b_rows<Bits16, true>;
+  t.stream_b_cols = pack_b_cols<Bits16, true>;
   if constexpr (kUnit == 1) {
     t.pack_b_rows[kSourceF32] = pack_b_rows<Bits32>;
     t.pack_b_cols[kSourceF32] = pack_b_cols<Bits32>;
