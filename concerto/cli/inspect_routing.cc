@@ -11,8 +11,10 @@
 #include "concerto/cli/option_checks.h"
 #include "concerto/data/tokenizer.h"
 #include "concerto/layers/inspection.h"
+#include "concerto/layers/router_stats.h"
 #include "concerto/tensor/values.h"
 #include "concerto/train/executor.h"
+#include "concerto/train/memory_report.h"
 
 namespace concerto {
 namespace {
@@ -82,6 +84,21 @@ int layer_of(const RoutingArguments& a, const ModelConfig& m, const std::string&
   return first;
 }
 
+// The padded form has a row for each slot of each expert, in the dispatched rows, in the experts' products and in what
+// is printed of them.
+void check_buffers(const GateSettings& s, const ModelConfig& m, int64_t tokens, DType type) {
+  const int64_t room = s.capacity ? expert_room(*s.capacity, s.training, tokens, m.moe_num_experts) : tokens;
+  const double rows = static_cast<double>(room) * static_cast<double>(m.moe_num_experts);
+  const auto width = static_cast<double>(2 * m.hidden_size + 3 * m.moe_intermediate_size);
+  const double bytes = rows * (width * static_cast<double>(dtype_bytes(type)) + 8 * static_cast<double>(m.hidden_size));
+  const int64_t available = read_available_memory();
+  if (rows <= INT32_MAX && (available <= 0 || bytes < static_cast<double>(available))) return;
+  throw Error(ErrorCode::kMemory, "moe_capacity",
+              fmt::format("room for {} rows in each of {} experts would take {:.3g} bytes of padded buffers", room,
+                          m.moe_num_experts, bytes),
+              fmt::format("Lower it (nothing is dropped from {} on), or give fewer tokens.", m.moe_num_experts));
+}
+
 void print_part(const RoutingArguments& a, const char* name, View v) {
   const std::vector<double> all = to_doubles(v);
   const auto [low, high] = std::minmax_element(all.begin(), all.end());
@@ -123,6 +140,8 @@ void run_inspect_routing(const RoutingArguments& a) {
   const int layer = layer_of(a, m, dir);
   const std::vector<int32_t> ids = token_ids(a, dir, m);
   const auto tokens = static_cast<int32_t>(ids.size());
+  const GateSettings settings = gate_settings(m, a.training);
+  check_buffers(settings, m, tokens, compute_dtype(a.dtype));
   ThreadPool pool(a.threads);
   const auto store = load_hf_store(dir, m, compute_dtype(a.dtype), StoreUse::kInfer);
   const Stage stage(m, *store, Recompute::kNone, tokens);
@@ -147,7 +166,7 @@ void run_inspect_routing(const RoutingArguments& a) {
                         ? store->weight(store->ref(p + "moe_statics.e_score_correction_bias", {m.moe_num_experts}))
                         : View{};
   const Context& ctx = executor.ops();
-  const GateAndDispatch g = gate_and_dispatch(ctx, gate_settings(m, a.training), recorder.input, w, bias);
+  const GateAndDispatch g = gate_and_dispatch(ctx, settings, recorder.input, w, bias);
   const View gate_up = store->weight(store->fused(p + "experts.0.gate_proj.weight", 2 * experts,
                                                   {experts, 2 * m.moe_intermediate_size, m.hidden_size}));
   const View down = store->weight(

@@ -169,7 +169,10 @@ std::string config_markdown() {
   text +=
       "\n## Defaults of a model file\n\nA missing field of a config.json takes Hugging Face's default for its "
       "`model_type`. A MoE file with "
-      "`moe_capacity`, `moe_gate` or `sinkhorn_2gate` is of the older generation and takes that one's.\n\n"
+      "`moe_capacity`, `moe_gate` or `sinkhorn_2gate` is of the older generation and takes that one's. There, unless "
+      "given, "
+      "`moe_router_bias_update_rate` is 0.001 if `moe_use_aux_free` is true, and `moe_aux_loss_per_layer` is true if "
+      "`router_aux_loss_coef` is given; the latter too in any file that calls this weight `moe_aux_loss_lambda`.\n\n"
       "| field | `ernie4_5` | `ernie4_5_moe` | older MoE file |\n|---|---|---|---|\n";
   ModelConfig dense = default_model_config(ModelType::kErnie45, false);
   ModelConfig moe = default_model_config(ModelType::kErnie45Moe, false);

@@ -62,7 +62,8 @@ struct ModelConfig {
   bool moe_norm_gate_logits = true;  // weights are divided by their sum
   double moe_norm_min = 1e-12;
   double router_aux_loss_coef = 0.001;
-  bool output_router_logits = false;  // adds router_aux_loss_coef * aux loss to what is differentiated
+  bool output_router_logits = false;    // adds router_aux_loss_coef * aux loss to what is differentiated
+  bool moe_aux_loss_per_layer = false;  // so does each layer, without output_router_logits (Baidu's trainers)
   double router_z_loss_coef = 0;
   double moe_orthogonal_loss_lambda = 0;
   bool moe_group_orthogonal_loss = true;   // with groups: inside each group only
@@ -95,7 +96,7 @@ struct ModelConfig {
 // ignored by name; any other unknown key, wrong type or impossible value (heads that do not divide, odd head_dim, k >
 // experts, hidden_act other than silu, rope types other than default) is collected, and one Error(kModel) names them
 // all with file and key. A MoE file with moe_capacity, moe_gate or sinkhorn_2gate takes missing fields from the old
-// defaults (docs/config.md). head_dim is resolved: never 0 after load.
+// defaults (docs/config.md). head_dim and moe_intermediate_size are resolved: never 0 after load.
 ModelConfig load_model_config(const std::string& path);
 // The text of a config.json that HF's AutoConfig opens, architectures and dtype ("bfloat16" | "float32") included.
 std::string model_config_json(const ModelConfig& config, const std::string& dtype);

@@ -146,6 +146,82 @@ TEST(LoadModelConfig, RouterNamesOfEveryGeneration) {
   EXPECT_EQ(model_config_json(older, "bfloat16"), model_config_json(newer, "bfloat16"));
 }
 
+// Every field of reference 3.1, in the words and with the defaults of the four generations.
+TEST(LoadModelConfig, EveryFieldOfFourGenerations) {
+  const std::string sizes = R"({"model_type": "ernie4_5_moe", "vocab_size": 103424, "hidden_size": 2560,
+    "intermediate_size": 12288, "num_hidden_layers": 28, "num_attention_heads": 20, "num_key_value_heads": 4,
+    "rope_theta": 500000, "tie_word_embeddings": true, )";
+  const ModelConfig hf = load(sizes + R"("max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "num_experts": 64,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2, "moe_layer_interval": 1,
+    "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_norm_min": 1e-12, "router_aux_loss_coef": 0.001,
+    "output_router_logits": false})");
+  EXPECT_EQ(hf.moe_k, 6);
+  EXPECT_TRUE(hf.moe_use_aux_free);
+  EXPECT_FALSE(hf.moe_aux_loss_per_layer);
+  EXPECT_EQ(hf.moe_router_bias_update_rate, 0);
+  const ModelConfig hub = load(sizes + R"("max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "moe_num_experts": 64,
+    "use_moe": true, "moe_k": 2, "moe_intermediate_size": 3584, "moe_layer_interval": 2, "moe_layer_start_index": 0,
+    "moe_layer_end_index": -1, "moe_capacity": [64, 64, 64], "moe_gate": "top2", "moe_gate_act": "softmax",
+    "moe_use_aux_free": false, "sinkhorn_2gate": true, "sinkhorn_temp": 0.03, "num_nextn_predict_layers": 0,
+    "multi_token_pred_lambda": 1.0})");
+  EXPECT_TRUE(hub.uses_sinkhorn());
+  EXPECT_FALSE(hub.moe_aux_loss_per_layer);  // it knows no balance loss
+  EXPECT_EQ(hub.moe_router_bias_update_rate, 0);
+  EXPECT_EQ(hub.mtp_loss_scaling_factor, 1);
+  const ModelConfig formers = load(sizes + R"("max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "moe_num_experts": 16, "moe_k": 2, "moe_intermediate_size": 0, "moe_num_shared_experts": 2, "moe_layer_interval": 1,
+    "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_capacity": [64, 64, 64], "moe_gate": "topk",
+    "scoring_func": "softmax", "moe_norm_gate_logits": true, "moe_norm_min": 1e-12, "moe_use_aux_free": true,
+    "sinkhorn_2gate": true, "sinkhorn_temp": 0.03, "router_aux_loss_coef": 0.01, "router_z_loss_coef": 1e-4,
+    "moe_orthogonal_loss_lambda": 0.01, "moe_group_experts": false, "moe_group_orthogonal_loss": true,
+    "global_aux_loss": false, "moe_group": "mp", "num_nextn_predict_layers": 1, "mtp_loss_scaling_factor": 0.1})");
+  EXPECT_EQ(formers.moe_intermediate_size, 12288);  // 0: the dense width
+  EXPECT_EQ(formers.shared_intermediate_size(), 2 * 12288);
+  EXPECT_EQ(formers.router_aux_loss_coef, 0.01);
+  EXPECT_TRUE(formers.moe_aux_loss_per_layer);
+  EXPECT_EQ(formers.router_z_loss_coef, 1e-4);
+  EXPECT_EQ(formers.moe_orthogonal_loss_lambda, 0.01);
+  EXPECT_EQ(formers.moe_router_bias_update_rate, 0.001);
+  EXPECT_EQ(formers.mtp_loss_scaling_factor, 0.1);
+  EXPECT_FALSE(formers.uses_sinkhorn());  // of gate top2 only
+  const ModelConfig pre = load(sizes + R"("max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "moe_num_experts": 64,
+    "moe_k": 6, "moe_intermediate_size": 0, "moe_num_shared_experts": 0, "moe_layer_interval": 2,
+    "moe_layer_start_index": 0, "moe_layer_end_index": -1, "moe_capacity": [6, 6, 6], "moe_gate": "top2_fused",
+    "moe_gate_act": "sigmoid", "moe_norm_gate_logits": true, "moe_norm_min": 1e-12, "moe_use_aux_free": true,
+    "sinkhorn_2gate": true, "sinkhorn_temp": 0.03, "moe_aux_loss_lambda": 1e-5, "moe_z_loss_lambda": 1e-4,
+    "moe_orthogonal_loss_lambda": 0.001, "moe_group_experts": false, "moe_group_orthogonal_loss": true,
+    "moe_use_hard_gate": false, "moe_dense_experts_token_type_id": 3, "global_aux_loss": false, "moe_group": "world",
+    "num_nextn_predict_layers": 0, "multi_token_pred_lambda": 0.1})");
+  EXPECT_EQ(pre.moe_gate, RouterGate::kTopK);
+  EXPECT_EQ(pre.moe_intermediate_size, 12288);
+  EXPECT_EQ(pre.scoring_func, RouterScoring::kSigmoid);
+  EXPECT_EQ(pre.router_aux_loss_coef, 1e-5);
+  EXPECT_TRUE(pre.moe_aux_loss_per_layer);
+  EXPECT_EQ(pre.moe_router_bias_update_rate, 0.001);
+  for (const ModelConfig& c : {hf, hub, formers, pre})
+    EXPECT_EQ(model_config_json(load(model_config_json(c, "bfloat16")), "bfloat16"), model_config_json(c, "bfloat16"));
+}
+
+// What Baidu's trainers do by themselves: a file of theirs says nothing of it.
+TEST(LoadModelConfig, OlderFilesTrainWhatTheirTrainersDid) {
+  const auto with = [](const std::string& more) { return load(R"({"model_type": "ernie4_5_moe")" + more + "}"); };
+  const std::string old = R"(, "moe_gate": "topk")";
+  EXPECT_FALSE(with(R"(, "router_aux_loss_coef": 0.5)").moe_aux_loss_per_layer);  // Hugging Face's
+  EXPECT_TRUE(with(R"(, "moe_aux_loss_lambda": 0.5)").moe_aux_loss_per_layer);    // by its name
+  EXPECT_TRUE(with(old + R"(, "router_aux_loss_coef": 0.5)").moe_aux_loss_per_layer);
+  EXPECT_FALSE(with(old + R"(, "router_aux_loss_coef": 0)").moe_aux_loss_per_layer);
+  EXPECT_FALSE(with(old).moe_aux_loss_per_layer);
+  EXPECT_FALSE(with(R"(, "moe_aux_loss_lambda": 0.5, "moe_aux_loss_per_layer": false)").moe_aux_loss_per_layer);
+  EXPECT_TRUE(with(R"(, "moe_aux_loss_lambda": 0.5, "moe_aux_loss_per_layer": null)").moe_aux_loss_per_layer);
+  const std::string bias = old + R"(, "moe_use_aux_free": true)";
+  EXPECT_EQ(with(R"(, "moe_use_aux_free": true)").moe_router_bias_update_rate, 0);
+  EXPECT_EQ(with(old).moe_router_bias_update_rate, 0);
+  EXPECT_EQ(with(bias).moe_router_bias_update_rate, 0.001);
+  EXPECT_EQ(with(bias + R"(, "moe_use_aux_free_update_coef": 0.0)").moe_router_bias_update_rate, 0);
+  EXPECT_EQ(with(bias + R"(, "moe_router_bias_update_rate": null)").moe_router_bias_update_rate, 0.001);
+  EXPECT_EQ(with(old + R"(, "moe_num_experts": null)").num_moe_layers(), 0);
+}
+
 TEST(LoadModelConfig, RefusesRoutersThatContradictThemselves) {
   const auto with = [](const std::string& more) { return fault_of(R"({"model_type": "ernie4_5_moe", )" + more + "}"); };
   EXPECT_TRUE(

@@ -125,8 +125,8 @@ void moe_fields(std::vector<F>& f) {
                   .of_moe());
   f.push_back(F(
                   "model", "moe_intermediate_size", [](ModelConfig& c) -> Slot { return &c.moe_intermediate_size; },
-                  "inner width of an expert")
-                  .range(1, kMaxWidth)
+                  "inner width of an expert; 0: intermediate_size")
+                  .range(0, kMaxWidth)
                   .also({"moe_ffn_hidden_size"})
                   .of_moe());
   f.push_back(F(
@@ -234,6 +234,11 @@ void moe_fields(std::vector<F>& f) {
                   "model", "output_router_logits", [](ModelConfig& c) -> Slot { return &c.output_router_logits; },
                   "add the balance loss to the loss that is differentiated, as Hugging Face does; see "
                   "training.balance_loss")
+                  .of_moe());
+  f.push_back(F(
+                  "model", "moe_aux_loss_per_layer", [](ModelConfig& c) -> Slot { return &c.moe_aux_loss_per_layer; },
+                  "add the balance loss of each layer, as Baidu's trainers do; see training.balance_loss")
+                  .or_null()
                   .of_moe());
   f.push_back(F(
                   "model", "router_z_loss_coef", [](ModelConfig& c) -> Slot { return &c.router_z_loss_coef; },

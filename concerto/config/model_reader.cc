@@ -49,8 +49,8 @@ class Resolver {
     for (size_t i = 0; i < settings_.size(); ++i)
       if (find_field(settings_[i].name) != find_field("model_type")) apply(i);
     if (config_.num_key_value_heads == 0) config_.num_key_value_heads = config_.num_attention_heads;
-    // The older gate divides by max(g1 + g2, 1e-6) (reference 4.1, step 6).
-    if (config_.moe_gate == RouterGate::kTop2 && !given("moe_norm_min")) config_.moe_norm_min = 1e-6;
+    if (config_.moe_intermediate_size == 0) config_.moe_intermediate_size = config_.intermediate_size;
+    if (type == ModelType::kErnie45Moe) dependent_defaults(old_generation);
     check_groups();
     check_rules();
     if (config_.head_dim == 0 && config_.num_attention_heads > 0)
@@ -69,6 +69,24 @@ class Resolver {
     for (auto it = settings_.rbegin(); it != settings_.rend(); ++it)
       if (it->name == name) return &*it;
     return nullptr;
+  }
+
+  bool is_set(const std::string& field) const {
+    const auto place = places.find(field);
+    return place != places.end() && !settings_[place->second].value.is_null();
+  }
+
+  // What the older generation's trainers do where its files say nothing: they update a correction bias that is used, and
+  // train a balance loss that has a weight, each layer's (reference 5.2, 5.3). Theirs alone is `moe_aux_loss_lambda`.
+  void dependent_defaults(bool old_generation) {
+    // The older gate divides by max(g1 + g2, 1e-6) (reference 4.1, step 6).
+    if (config_.moe_gate == RouterGate::kTop2 && !is_set("moe_norm_min")) config_.moe_norm_min = 1e-6;
+    const ModelSetting* theirs = given("moe_aux_loss_lambda");
+    if (!is_set("moe_aux_loss_per_layer") && config_.router_aux_loss_coef > 0)
+      config_.moe_aux_loss_per_layer =
+          (old_generation && is_set("router_aux_loss_coef")) || (theirs && theirs->key == theirs->name);
+    if (old_generation && config_.moe_use_aux_free && !is_set("moe_router_bias_update_rate"))
+      config_.moe_router_bias_update_rate = 1e-3;
   }
 
   // By the keys of the config.json: what a run sets, on top or without a file, says nothing of an age.
@@ -154,6 +172,10 @@ class Resolver {
       }
       if (field.name == "num_key_value_heads") {
         config_.num_key_value_heads = 0;
+        return;
+      }
+      if (field.name == "moe_num_experts") {  // no experts: an older spelling
+        config_.moe_num_experts = 0;
         return;
       }
       if (field.name == "head_dim" || field.nullable) return;  // as if missing

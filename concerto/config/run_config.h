@@ -153,7 +153,8 @@ struct RoutingOptions {
   bool freeze_router = false;
 };
 RoutingOptions routing_options(const RunConfig& config);
-// What `auto` stands for: pooled if the model has output_router_logits, else none; none for a frozen router.
+// What `auto` stands for: pooled if the model has output_router_logits, else per_layer if it has moe_aux_loss_per_layer,
+// else none. None for a frozen router.
 BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options);
 // Hash of what decides the numbers (model, data, training, optimizer, seed): runs with equal hash may resume each
 // other. Left out: where things lie, what is saved and shown, evaluation, the plan, backend, threads, prefetch, and

@@ -334,6 +334,25 @@ TEST(RunConfigYaml, RoundTrips) {
   }
 }
 
+// The age of a config.json shows in what it was resolved to, so the copy in a run folder needs no age.
+TEST(RunConfigYaml, KeepsWhatAnOlderFileTrains) {
+  const TestFolder folder;
+  folder.write("config.json", R"({"model_type": "ernie4_5_moe", "moe_gate": "topk", "moe_use_aux_free": true})");
+  const auto with = [&](const std::string& more) {
+    RunConfig c = parse(fmt::format("model: {{path: \"{}\"{}}}\ntraining: {{seq_length: 64}}\n", folder.path(), more));
+    c.model.path = "gone";
+    const RunConfig alone = parse(run_config_yaml(c));
+    EXPECT_EQ(run_config_yaml(alone), run_config_yaml(c));
+    EXPECT_EQ(run_config_hash(alone), run_config_hash(c));
+    EXPECT_EQ(alone.model.config.moe_router_bias_update_rate, 0.001);
+    return balance_loss(alone.model.config, routing_options(alone));
+  };
+  EXPECT_EQ(with(""), BalanceLoss::kNone);
+  EXPECT_EQ(with(", router_aux_loss_coef: 0.5"), BalanceLoss::kPerLayer);
+  EXPECT_EQ(with(", moe_aux_loss_lambda: 0.5, output_router_logits: true"), BalanceLoss::kPooled);
+  EXPECT_EQ(with(", moe_aux_loss_lambda: 0.5, moe_aux_loss_per_layer: false"), BalanceLoss::kNone);
+}
+
 TEST(RunConfigYaml, StandsAloneWithoutTheModelFolder) {
   RunConfig c = parse("model: {path: tests/golden/moe-tiny}\ntraining: {seq_length: 64}\n");
   c.model.path = "gone";
@@ -368,6 +387,83 @@ TEST(RunConfigHash, CountsWhatDecidesTheNumbers) {
   b = a;
   b.model.config.model_type = ModelType::kErnie45;
   EXPECT_GT(run_config_differences(a, b).size(), 5u);
+}
+
+// A run may not go on with another router; what only refuses a config, or lays the work out, is none of its maths.
+TEST(RunConfigHash, CountsEveryRouterSetting) {
+  const std::string model = R"(
+model: {moe_num_experts: 8, moe_k: 2, moe_use_aux_free: true, moe_capacity: [8, 8, 8], hidden_size: 640}
+)";
+  const RunConfig a = parse(model);
+  for (const auto& [key, value] : Overrides{{"model.moe_gate", "top2"},
+                                            {"model.moe_k", "1"},
+                                            {"model.scoring_func", "sigmoid"},
+                                            {"model.moe_use_aux_free", "false"},
+                                            {"model.moe_group_experts", "true"},
+                                            {"model.sinkhorn_2gate", "true"},
+                                            {"model.sinkhorn_temp", "0.5"},
+                                            {"model.moe_capacity", "[8, 8, 4]"},
+                                            {"model.moe_drop_order", "token_major"},
+                                            {"model.moe_reverse_token_drop", "true"},
+                                            {"model.moe_norm_gate_logits", "false"},
+                                            {"model.moe_norm_min", "0.5"},
+                                            {"model.router_aux_loss_coef", "0.5"},
+                                            {"model.output_router_logits", "true"},
+                                            {"model.moe_aux_loss_per_layer", "true"},
+                                            {"model.router_z_loss_coef", "0.5"},
+                                            {"model.moe_orthogonal_loss_lambda", "0.5"},
+                                            {"model.moe_group_orthogonal_loss", "false"},
+                                            {"model.moe_router_bias_update_rate", "0.5"},
+                                            {"training.routing_unit", "global"},
+                                            {"training.balance_loss", "per_layer"},
+                                            {"training.balance_counts", "first_choice"},
+                                            {"training.orthogonal", "step"},
+                                            {"training.loss_average", "token_balance"},
+                                            {"optimizer.router_lr_ratio", "0.5"},
+                                            {"optimizer.freeze_router", "true"}}) {
+    const RunConfig b = parse(model, {{key, value}});
+    EXPECT_NE(run_config_hash(b), run_config_hash(a)) << key;
+    const std::vector<std::string> lines = run_config_differences(a, b);
+    EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [&, k = key](const std::string& line) {
+      return line.starts_with(k + ": ");
+    })) << key;
+  }
+  EXPECT_EQ(run_config_hash(parse(model, {{"training.allow_drops", "false"}})), run_config_hash(a));
+}
+
+// All contradictions of routing at once, each with what to do.
+TEST(ParseRunConfig, EveryContradictionOfRoutingAtOnce) {
+  const TestFolder folder;
+  const std::string path = folder.write("config.json", R"({"model_type": "ernie4_5_moe", "moe_num_experts": 64,
+    "moe_k": 4, "moe_gate": "top2", "sinkhorn_2gate": true, "moe_capacity": [0.5, 0.5, 0.5], "moe_group_experts": true,
+    "vision_config": {"depth": 2}, "scoring_func": "sigmoid", "moe_use_aux_free": false})");
+  const std::string text = fault_of(fmt::format(
+      "model: {{path: \"{}\", moe_router_bias_update_rate: 0.5}}\n"
+      "training: {{allow_drops: false, seq_length: 16, micro_batch_size: 1, balance_counts: first_choice}}\n",
+      path));
+  for (const char* part :
+       {"moe_gate: top2 chooses 2 experts, but moe_k = 4. Set moe_gate to topk, or moe_k to 2",
+        "moe_group_experts: group gating is not defined for experts of several modalities. Set it to false",
+        "moe_group_experts: true, but moe_gate is top2. Set it to false",
+        "scoring_func: sigmoid, but moe_gate is top2. Set scoring_func to softmax",
+        "moe_router_bias_update_rate: 0.5, but moe_use_aux_free is false. Set it to 0",
+        "vision_config: ", "moe_capacity: 0.5 x 16 tokens of a routing unit / 64 experts leaves no room. Raise it",
+        "training.allow_drops: false, but a factor of moe_capacity, 0.5, is less than moe_num_experts = 64. Set",
+        "training.balance_counts: with groups, first choices are those of the first group only. Set it to"})
+    EXPECT_TRUE(has(text, part)) << part << "\n" << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 8) << text;
+}
+
+// Evaluation of fewer tokens than experts has a factor of its own, and only a full unit must leave room.
+TEST(ParseRunConfig, RoomOfEvaluationIsThatOfItsFactor) {
+  const auto capacity = [](const char* factors) {
+    return fmt::format(
+        "model: {{moe_num_experts: 64, moe_k: 2, hidden_size: 640, moe_capacity: {}}}\n"
+        "training: {{seq_length: 32, micro_batch_size: 1, routing_unit: global}}\n",
+        factors);
+  };
+  EXPECT_EQ(parse(capacity("[2, 1, 2]")).model.config.moe_capacity[1], 1);  // 32 tokens: the third counts
+  EXPECT_TRUE(has(fault_of(capacity("[2, 2, 1]")), "1.0 x 32 tokens of a routing unit in evaluation / 64 experts"));
 }
 
 TEST(CheckTrainable, NamesAllThatIsMissing) {

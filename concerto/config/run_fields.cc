@@ -24,7 +24,8 @@ const EnumNames kRoutingUnitNames = {
     {number(RoutingUnit::kGlobal), "global",
      "the tokens of a step (of a micro-batch in evaluation); its micro-batches are then in memory together"}};
 const EnumNames kBalanceLossNames = {
-    {number(BalanceLoss::kAuto), "auto", "pooled if model.output_router_logits, else none"},
+    {number(BalanceLoss::kAuto), "auto",
+     "pooled if model.output_router_logits, else per_layer if model.moe_aux_loss_per_layer, else none"},
     {number(BalanceLoss::kNone), "none", "not trained"},
     {number(BalanceLoss::kPooled), "pooled", "one loss over all MoE layers together, as Hugging Face does"},
     {number(BalanceLoss::kPerLayer), "per_layer", "the sum of the losses of the layers, as Baidu does"}};

@@ -44,6 +44,10 @@ double eval_unit_tokens(const RunConfig& c) {
   if (e.training.routing_unit == RoutingUnit::kGlobal) e.training.routing_unit = RoutingUnit::kMicroBatch;
   return unit_tokens(e);
 }
+// Of moe_capacity, for a full unit of evaluation.
+size_t eval_factor(const RunConfig& c) {
+  return eval_unit_tokens(c) < static_cast<double>(c.model.config.moe_num_experts) ? 2 : 1;
+}
 bool has_capacity(const RunConfig& c) {
   return c.model.config.num_moe_layers() > 0 && c.model.config.moe_capacity.size() == 3;
 }
@@ -72,7 +76,8 @@ RoutingOptions routing_options(const RunConfig& c) {
 BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options) {
   if (options.freeze_router) return BalanceLoss::kNone;
   if (options.balance_loss != BalanceLoss::kAuto) return options.balance_loss;
-  return model.output_router_logits ? BalanceLoss::kPooled : BalanceLoss::kNone;
+  if (model.output_router_logits) return BalanceLoss::kPooled;
+  return model.moe_aux_loss_per_layer ? BalanceLoss::kPerLayer : BalanceLoss::kNone;
 }
 
 const std::vector<Rule<RunConfig>>& run_rules() {
@@ -130,14 +135,15 @@ const std::vector<Rule<RunConfig>>& run_rules() {
        [](const RunConfig& c) {
          const auto experts = static_cast<double>(c.model.config.moe_num_experts);
          return !has_capacity(c) || (c.model.config.moe_capacity[0] * unit_tokens(c) >= experts &&
-                                     c.model.config.moe_capacity[1] * eval_unit_tokens(c) >= experts);
+                                     c.model.config.moe_capacity[eval_factor(c)] * eval_unit_tokens(c) >= experts);
        },
        [](const RunConfig& c) {
          const std::vector<double>& factors = c.model.config.moe_capacity;
          const bool trains = factors[0] * unit_tokens(c) >= static_cast<double>(c.model.config.moe_num_experts);
          return fmt::format("{} x {} tokens of a routing unit{} / {} experts leaves no room",
-                            print_double(factors[trains ? 1 : 0]), trains ? eval_unit_tokens(c) : unit_tokens(c),
-                            trains ? " in evaluation" : "", c.model.config.moe_num_experts);
+                            print_double(factors[trains ? eval_factor(c) : 0]),
+                            trains ? eval_unit_tokens(c) : unit_tokens(c), trains ? " in evaluation" : "",
+                            c.model.config.moe_num_experts);
        },
        "Raise it, or give a routing unit more tokens"},
       {{"training.balance_counts", "model.moe_group_experts"},

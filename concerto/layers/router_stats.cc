@@ -56,7 +56,7 @@ int64_t expert_room(const CapacityFactors& factors, bool training, int64_t token
 }
 
 int64_t expert_room(const ModelConfig& c, bool training, int64_t tokens) {
-  if (c.moe_capacity.empty()) return tokens;
+  if (c.moe_capacity.empty() || c.moe_num_experts == 0) return tokens;
   const CapacityFactors factors{.train = c.moe_capacity[0], .eval = c.moe_capacity[1], .few_tokens = c.moe_capacity[2]};
   return expert_room(factors, training, tokens, c.moe_num_experts);
 }

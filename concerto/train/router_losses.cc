@@ -90,6 +90,33 @@ void RouterLosses::apply(const Context& ctx, const RouterStats& stats, std::span
   }
 }
 
+std::string router_summary(const RunConfig& c) {
+  const ModelConfig& m = c.model.config;
+  std::string text = fmt::format("top-{} of {} experts, {}", m.moe_k, m.moe_num_experts,
+                                 m.uses_sinkhorn()                           ? "Sinkhorn-2Gate"
+                                 : m.scoring_func == RouterScoring::kSigmoid ? "sigmoid"
+                                                                             : "softmax");
+  if (m.moe_group_experts) text += fmt::format(" in {} groups", m.moe_k);
+  const BalanceLoss balance = balance_loss(m, routing_options(c));
+  text += balance == BalanceLoss::kNone
+              ? ", no balance loss"
+              : fmt::format(", balance loss {} x {}", balance == BalanceLoss::kPooled ? "pooled" : "per layer",
+                            m.router_aux_loss_coef);
+  if (!c.optimizer.freeze_router && m.router_z_loss_coef > 0)
+    text += fmt::format(", z loss x {}", m.router_z_loss_coef);
+  if (!c.optimizer.freeze_router && m.moe_orthogonal_loss_lambda > 0)
+    text += fmt::format(", orthogonal {} x {}", c.training.orthogonal == Orthogonal::kStep ? "step" : "loss",
+                        m.moe_orthogonal_loss_lambda);
+  if (m.moe_use_aux_free)
+    text += m.moe_router_bias_update_rate > 0 && !c.optimizer.freeze_router
+                ? fmt::format(", correction bias +-{} a step", m.moe_router_bias_update_rate)
+                : ", correction bias as it is";
+  if (may_drop(m))
+    text += fmt::format(", capacity {} ({} in evaluation, {} of few tokens)", m.moe_capacity[0], m.moe_capacity[1],
+                        m.moe_capacity[2]);
+  return text + (c.optimizer.freeze_router ? ", frozen" : "");
+}
+
 namespace {
 
 template <class T>

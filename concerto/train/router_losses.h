@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "concerto/config/run_config.h"
@@ -42,6 +43,9 @@ class RouterLosses {
   std::vector<int64_t> tokens_, counts_;        // [U], [U * E]
   std::vector<double> scales_, losses_, sums_;  // [U], [U], [U * E]
 };
+
+// What decides who goes where and what keeps it balanced, for the start of a run: a loss that nobody trains is silent.
+std::string router_summary(const RunConfig& config);
 
 // Adds counts and sums of one micro-batch of one unit to those of the whole unit, which has one row a layer.
 void add_router_stats(const RouterStats& part, int64_t layers, const RouterStats& whole);

@@ -7,7 +7,6 @@
 
 #include "concerto/base/clock.h"
 #include "concerto/checkpoint/store_tensors.h"
-#include "concerto/layers/router_stats.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/signals.h"
 
@@ -25,26 +24,6 @@ BatchSourceOptions source_options(const RunConfig& c, bool valid) {
           .document_mask = c.data.document_mask,
           .shuffle = c.data.shuffle && !valid,
           .one_pass = valid};
-}
-
-// What decides who goes where, and what keeps it balanced: seen at once, since a loss that nobody trains is silent.
-std::string router_summary(const RunConfig& c) {
-  const ModelConfig& m = c.model.config;
-  std::string text = fmt::format("top-{} of {} experts, {}", m.moe_k, m.moe_num_experts,
-                                 m.uses_sinkhorn()                           ? "Sinkhorn-2Gate"
-                                 : m.scoring_func == RouterScoring::kSigmoid ? "sigmoid"
-                                                                             : "softmax");
-  const BalanceLoss balance = balance_loss(m, routing_options(c));
-  text += balance == BalanceLoss::kNone
-              ? ", no balance loss"
-              : fmt::format(", balance loss {} x {}", balance == BalanceLoss::kPooled ? "pooled" : "per layer",
-                            m.router_aux_loss_coef);
-  if (m.moe_use_aux_free)
-    text += m.moe_router_bias_update_rate > 0 && !c.optimizer.freeze_router
-                ? fmt::format(", correction bias +-{} a step", m.moe_router_bias_update_rate)
-                : ", correction bias as it is";
-  if (may_drop(m)) text += fmt::format(", capacity {}", m.moe_capacity[0]);
-  return text + (c.optimizer.freeze_router ? ", frozen" : "");
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "concerto/data/indexed_dataset.h"
 #include "concerto/tensor/values.h"
 #include "concerto/train/load_series.h"
+#include "tests/support/tiny_routers.h"
 #include "tests/support/tiny_training.h"
 
 namespace concerto::test {
@@ -211,6 +212,28 @@ TEST_F(Training, ResumesWithLamb) {
   expect_same_run("whole", "cut", 12);
 }
 
+// What routers learn outside the optimizer goes on as well: the correction bias and the orthogonal step.
+TEST_F(Training, ResumesWithEveryRouter) {
+  for (const TinyRouter& router : tiny_routers()) {
+    const std::string whole = std::string(router.name) + "-whole", cut = std::string(router.name) + "-cut";
+    RunConfig c = config(whole);
+    c.model.config = router.config;
+    c.model.config.moe_router_bias_update_rate = router.config.moe_use_aux_free ? 0.05 : 0;
+    c.model.config.moe_orthogonal_loss_lambda = 0.1;
+    c.training.steps = 4;
+    c.training.routing_unit = router.sinkhorn ? RoutingUnit::kGlobal : RoutingUnit::kSequence;
+    c.training.balance_loss = router.options.balance_loss;
+    c.training.balance_counts = router.options.balance_counts;
+    c.training.orthogonal = router.drops ? Orthogonal::kStep : Orthogonal::kLoss;
+    c.checkpoint.every_steps = 2;
+    train(c);
+    copy_killed_run(whole, cut, 2);
+    c.run.dir = work_ / cut;
+    EXPECT_EQ(train(c).first_step, 3);
+    expect_same_run(whole, cut, 4);
+  }
+}
+
 TEST_F(Training, SigtermSavesAndEndsAndTheRunGoesOn) {
   RunConfig whole = config("whole"), cut = config("cut");
   whole.training.steps = cut.training.steps = 60;
@@ -350,6 +373,10 @@ TEST_F(Training, OtherSettingsInTheSameFolderAreRefusedWithTheDifference) {
   c = config();
   c.training.micro_batch_size = 4;
   expect_error(ErrorCode::kCheckpoint, {"training.micro_batch_size"}, [&] { train(c); });
+  c = config();
+  c.model.config.moe_capacity = {2, 2, 2};
+  c.training.balance_loss = BalanceLoss::kPerLayer;
+  expect_error(ErrorCode::kCheckpoint, {"model.moe_capacity", "training.balance_loss"}, [&] { train(c); });
   EXPECT_EQ(load_run_config(c.run.dir + "/config.yaml", {}).training.micro_batch_size, 2);
   EXPECT_EQ(checkpoint_contents(checkpoint_path(c.run.dir, 12)), end);
 }

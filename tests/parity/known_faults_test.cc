@@ -1,13 +1,9 @@
 // Faults that other trainers have had (their issues' cases), where no test of a room would see them.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <functional>
-#include <tuple>
 
-#include "concerto/checkpoint/safetensors.h"
 #include "concerto/cli/backends.h"
-#include "concerto/cli/golden_case.h"
 #include "concerto/tensor/values.h"
 #include "tests/support/tiny_training.h"
 
@@ -75,47 +71,6 @@ TEST(KnownFaults, TokensComeBackWhereTheyWere) {
     }
 }
 
-// Known fault 13: padding that counts, in the losses, in the balance loss or in the statistics. A reference case, and
-// the same with pad columns.
-TEST(KnownFaults, PaddingDoesNotCount) {
-  const TestFolder folder;
-  const ModelConfig c = load_model_config("tests/golden/moe-tiny");
-  const auto make_case = [&](const std::string& name, int64_t pads) {
-    const SafetensorsFile from("tests/golden/moe-tiny/golden.safetensors");
-    const Shape shape = from.require("input_ids").shape;
-    const int64_t cols = shape[1] + pads;
-    std::vector<TensorInfo> infos;
-    for (const char* tensor : {"attention_mask", "input_ids", "labels"})
-      infos.push_back({tensor, Shape{shape[0], cols}, DType::kI64});
-    std::filesystem::create_directories(folder / name);
-    std::filesystem::copy_file("tests/golden/moe-tiny/case.json", folder / name + "/case.json");
-    SafetensorsWriter writer(folder / name + "/golden.safetensors", infos);
-    for (const TensorInfo& info : writer.tensors()) {
-      const int64_t pad = info.name == "labels" ? kIgnoreIndex : info.name == "input_ids" ? c.pad_token_id : 0;
-      std::vector<int64_t> values(static_cast<size_t>(shape[0] * cols), pad),
-          real(static_cast<size_t>(shape.elements()), 1);
-      if (const SafetensorsEntry* entry = from.find(info.name))
-        copy_tensor(*entry, View(real.data(), shape, DType::kI64));
-      for (int64_t r = 0; r < shape[0]; ++r)
-        std::copy_n(real.begin() + r * shape[1], shape[1], values.begin() + r * cols);
-      writer.write(View(values.data(), info.shape, DType::kI64));
-    }
-    writer.finish();
-    return GoldenCase(folder / name).batch("", 0, 1, c).micro_batches;
-  };
-  ThreadPool pool(2);
-  const auto train = [&](const std::vector<MicroBatch>& batches) {
-    TinyRun run(c, backend_by_name("cpu"), pool, DType::kF32, {.max_tokens = 512});
-    run.step(batches);
-    return std::tuple(run.output.loss_sum, run.output.loss_count, run.output.aux_loss, run.output.tokens,
-                      run.output.tokens_per_expert, run.gradients());
-  };
-  const auto plain = train(make_case("plain", 0));
-  EXPECT_GT(std::get<3>(plain), 0);
-  for (const int64_t pads : {1, 7, 64})
-    EXPECT_TRUE(train(make_case(fmt::format("pads{}", pads), pads)) == plain) << pads;
-}
-
 // Known fault 15: counts of tokens that went through a small float type on the way.
 TEST(KnownFaults, TokensPerExpertAreExact) {
   const ModelConfig c = one_moe_layer();
@@ -125,11 +80,11 @@ TEST(KnownFaults, TokensPerExpertAreExact) {
              [](int64_t, int64_t e) { return e == 5 ? 100.0f : 0.0f; });
   std::vector<MicroBatch> batches;
   int64_t tokens = 0;
-  for (int i = 0; i < 64; ++i) {
-    batches.push_back(random_batch(c, {std::vector<int>(21, 29), {27 + i % 3}}, static_cast<uint64_t>(i)));
+  for (int i = 0; i < 64; ++i) {  // 638 tokens, or 639
+    batches.push_back(random_batch(c, {std::vector<int>(21, 29), {i < 8 ? 30 : 29}}, static_cast<uint64_t>(i)));
     tokens += batches.back().tokens();
   }
-  ASSERT_GT(tokens, 40000);
+  ASSERT_EQ(tokens, 40840);  // in bf16 it would be 40704 or 41216
   run.step(batches);
   std::vector<int64_t> want(static_cast<size_t>(c.moe_num_experts), 0);
   want[5] = tokens;

@@ -1,99 +1,51 @@
-// Routers of every kind in whole models: what a routing unit is, what capacity, losses and the correction bias do in a
-// step, and that no plan and no cut into micro-batches changes it beyond what the unit says.
+// Routers of every kind in whole models: what a routing unit is, what capacity and losses do in a step, and that no plan
+// and no cut into micro-batches changes it beyond what the unit says.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "concerto/cli/backends.h"
+#include "concerto/layers/router_stats.h"
 #include "concerto/tensor/values.h"
-#include "concerto/train/trainer.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/tiny_routers.h"
 
 namespace concerto::test {
 namespace {
 
 constexpr double kRounding = 1e-11;  // f64 sums of a few hundred terms in another order
+const std::string kGate = "model.layers.1.mlp.gate.weight";
 
-struct Router {
-  const char* name;
-  ModelConfig config;
-  RoutingOptions options;
-};
-void PrintTo(const Router& r, std::ostream* out) { *out << r.name; }
-
-ModelConfig all_losses() {
-  ModelConfig c = tiny_moe();
-  c.output_router_logits = false;
-  c.router_aux_loss_coef = 0.3;
-  c.router_z_loss_coef = 0.02;
-  return c;
-}
-
-ModelConfig with_capacity(double factor, TokenDrop order, bool reverse) {
-  ModelConfig c = all_losses();
-  c.moe_capacity = {factor, factor, factor};
-  c.moe_drop_order = order;
-  c.moe_reverse_token_drop = reverse;
-  return c;
-}
-
-ModelConfig old_gate(double factor) {
-  ModelConfig c = with_capacity(factor, TokenDrop::kRankMajor, false);
-  c.moe_gate = RouterGate::kTop2;
-  c.moe_k = 2;
-  c.moe_layer_start_index = 0;
-  c.moe_layer_interval = 2;
-  c.num_hidden_layers = 4;
-  c.sinkhorn_2gate = true;
-  c.moe_use_aux_free = false;
-  return c;
-}
-
-ModelConfig sigmoid() {
-  ModelConfig c = all_losses();
-  c.scoring_func = RouterScoring::kSigmoid;
-  return c;
-}
-
-ModelConfig grouped() {
-  ModelConfig c = all_losses();
-  c.moe_k = 4;
-  c.moe_group_experts = true;
-  return c;
-}
-
-std::vector<Router> routers() {
-  const RoutingOptions per_layer{.balance_loss = BalanceLoss::kPerLayer};
-  return {{"plain_pooled", tiny_moe(), {}},
-          {"plain_per_layer_z", all_losses(), per_layer},
-          {"first_choices",
-           all_losses(),
-           {.balance_loss = BalanceLoss::kPooled, .balance_counts = BalanceCounts::kFirstChoice}},
-          {"drops_rank_major", with_capacity(2, TokenDrop::kRankMajor, false), per_layer},
-          {"drops_token_major", with_capacity(2, TokenDrop::kTokenMajor, false), per_layer},
-          {"drops_reverse", with_capacity(2.5, TokenDrop::kRankMajor, true), per_layer},
-          {"old_gate", old_gate(64), per_layer},
-          {"old_gate_drops", old_gate(2), per_layer},
-          {"sigmoid", sigmoid(), per_layer},
-          {"groups", grouped(), per_layer}};
-}
-
-class Routers : public ::testing::TestWithParam<Router> {
+class Routers : public ::testing::TestWithParam<TinyRouter> {
  protected:
   TinyRun make(RoutingUnit unit, const Plan& plan = {}, const char* backend = "ref", DType type = DType::kF64) {
-    Plan p = plan;
-    p.routing = GetParam().options;
-    p.routing.unit = unit;
-    p.max_tokens = 80;
-    if (unit == RoutingUnit::kGlobal) p.slots = 3;
-    return TinyRun(GetParam().config, backend_by_name(backend), pool_, type, p);
+    return make(GetParam().config, unit, plan, backend, type);
   }
+  TinyRun make(const ModelConfig& config, RoutingUnit unit, const Plan& plan = {}, const char* backend = "ref",
+               DType type = DType::kF64) {
+    return TinyRun(config, backend_by_name(backend), pool_, type, plan_of(unit, plan));
+  }
+  static Plan plan_of(RoutingUnit unit, Plan plan) {
+    plan.routing = GetParam().options;
+    plan.routing.unit = unit;
+    plan.max_tokens = std::max<int64_t>(80, plan.max_tokens);
+    if (unit == RoutingUnit::kGlobal) plan.slots = std::max<int64_t>(3, plan.slots);
+    return plan;
+  }
+  // 7, 64 (in two sequences) and 3 tokens.
   std::vector<MicroBatch> parts() const {
-    return {random_batch(GetParam().config, {{7}}, 1), random_batch(GetParam().config, {{40, 24}}, 2),
+    return {random_batch(GetParam().config, {{7}}, 1), random_batch(GetParam().config, {{34, 11}, {19}}, 2),
             random_batch(GetParam().config, {{3}}, 3)};
+  }
+  ModelConfig without_router_losses() const {
+    ModelConfig c = GetParam().config;
+    c.router_aux_loss_coef = c.router_z_loss_coef = 0;
+    return c;
   }
   ThreadPool pool_{1};
 };
+
+class FreeRouters : public Routers {};  // no choice looks at another token
 
 int64_t sum(const std::vector<std::vector<int64_t>>& counts) {
   int64_t n = 0;
@@ -122,59 +74,118 @@ TEST_P(Routers, GlobalUnitIsOneBatch) {
   expect_same(cut, whole);
   EXPECT_EQ(sum(whole.output.tokens_per_expert),
             74 * GetParam().config.moe_k * static_cast<int64_t>(whole.stage.moe_layers().size()));
-  const bool drops = std::string(GetParam().name).find("drops") != std::string::npos;
-  EXPECT_EQ(sum(whole.output.drops_per_expert) > 0, drops);
+  EXPECT_EQ(sum(whole.output.drops_per_expert) > 0, GetParam().drops);
 }
 
-// A batch of three sequences as one micro-batch, and as three micro-batches of one.
+// Each sequence as a micro-batch of its own.
+std::vector<MicroBatch> sequences(std::span<const MicroBatch> batches) {
+  std::vector<MicroBatch> all;
+  for (const MicroBatch& b : batches)
+    for (size_t r = 0; r + 1 < b.row_offsets.size(); ++r) {
+      const int32_t begin = b.row_offsets[r], end = b.row_offsets[r + 1];
+      MicroBatch& one = all.emplace_back();
+      for (const auto field : {&MicroBatch::token_ids, &MicroBatch::positions, &MicroBatch::targets})
+        (one.*field).assign((b.*field).begin() + begin, (b.*field).begin() + end);
+      one.row_offsets = {0, end - begin};
+      for (const int32_t offset : b.doc_offsets)
+        if (offset >= begin && offset <= end) one.doc_offsets.push_back(offset - begin);
+    }
+  return all;
+}
+
+// A batch of four sequences as one micro-batch, and as four micro-batches of one.
 TEST_P(Routers, SequencesAreUnits) {
   TinyRun whole = make(RoutingUnit::kSequence), cut = make(RoutingUnit::kMicroBatch);
   const std::vector<MicroBatch> batches = parts();
   const MicroBatch all = joined(batches);
   whole.step(std::span(&all, 1));
-  cut.step(batches);
+  cut.step(sequences(batches));
   expect_same(whole, cut);
 }
 
-// Smaller units: the losses are the token-weighted mean of the units', and so are their gradients.
-TEST_P(Routers, SmallerUnitsWeighByTheirTokens) {
-  TinyRun all = make(RoutingUnit::kMicroBatch);
+// The language-model loss knows neither units nor cuts.
+TEST_P(FreeRouters, LmGradientIsTheSameUnderEveryUnit) {
+  const ModelConfig config = without_router_losses();
   const std::vector<MicroBatch> batches = parts();
-  std::vector<MicroBatch> quiet = batches;  // router losses alone
-  for (MicroBatch& b : quiet) std::fill(b.targets.begin(), b.targets.end(), kIgnoreIndex);
-  all.step(quiet);
-  const StepOutput output = all.output;
-  const Tensors gradients = all.gradients();
-  double balance = 0, z = 0;
-  std::vector<double> gate(gradients.at("model.layers.1.mlp.gate.weight").size());
-  for (const MicroBatch& b : quiet) {
-    all.step(std::span(&b, 1));
-    const double weight = static_cast<double>(b.tokens()) / 74;
-    balance += weight * all.output.aux_loss;
-    z += weight * all.output.z_loss;
-    const Tensors one = all.gradients();
-    for (size_t i = 0; i < gate.size(); ++i) gate[i] += weight * one.at("model.layers.1.mlp.gate.weight")[i];
+  const MicroBatch all = joined(batches);
+  TinyRun whole = make(config, RoutingUnit::kMicroBatch);
+  whole.step(std::span(&all, 1));
+  for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch, RoutingUnit::kGlobal})
+    for (const auto& cut : {batches, std::vector<MicroBatch>{all}}) {
+      TinyRun run = make(config, unit);
+      run.step(cut);
+      const Distance d = distance(run.gradients(), whole.gradients());
+      EXPECT_LT(d.value, kRounding) << d.name;
+      EXPECT_NEAR(run.output.loss(), whole.output.loss(), kRounding);
+      EXPECT_EQ(run.output.tokens_per_expert, whole.output.tokens_per_expert);
+    }
+}
+
+std::vector<MicroBatch> without_targets(std::vector<MicroBatch> batches) {
+  for (MicroBatch& b : batches) std::fill(b.targets.begin(), b.targets.end(), kIgnoreIndex);
+  return batches;
+}
+
+void add(Tensors& to, const Tensors& from, double weight) {
+  for (const auto& [name, values] : from) {
+    to[name].resize(values.size());
+    for (size_t i = 0; i < values.size(); ++i) to[name][i] += weight * values[i];
   }
-  EXPECT_NEAR(output.aux_loss, balance, kRounding);
-  EXPECT_NEAR(output.z_loss, z, kRounding);
-  EXPECT_LT(distance(gradients.at("model.layers.1.mlp.gate.weight"), gate), kRounding);
-  double size = 0;
-  for (const double g : gate) size += std::abs(g);
-  EXPECT_GT(size, 1e-3);
+}
+
+// A step is the mean of its units', each as if it were alone, with its own drops and choices: in the language-model
+// loss they weigh by valid targets, in the router's losses by tokens.
+TEST_P(Routers, SmallerUnitsWeighByTheirTokens) {
+  const std::vector<MicroBatch> batches = parts();
+  const int64_t valid = joined(batches).valid_targets();
+  for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch}) {
+    TinyRun all = make(unit);
+    all.step(batches);
+    TinyRun model = make(without_router_losses(), RoutingUnit::kMicroBatch), routers = make(RoutingUnit::kMicroBatch);
+    Tensors want, of_routers;
+    double loss = 0, balance = 0, z = 0;
+    int64_t drops = 0;
+    for (const MicroBatch& b : unit == RoutingUnit::kSequence ? sequences(batches) : batches) {
+      const double by_targets = static_cast<double>(b.valid_targets()) / static_cast<double>(valid);
+      const double by_tokens = static_cast<double>(b.tokens()) / 74;
+      model.step(std::span(&b, 1));
+      loss += by_targets * model.output.loss();
+      add(want, model.gradients(), by_targets);
+      routers.step(without_targets({b}));
+      balance += by_tokens * routers.output.aux_loss;
+      z += by_tokens * routers.output.z_loss;
+      drops += sum(routers.output.drops_per_expert);
+      add(of_routers, routers.gradients(), by_tokens);
+    }
+    EXPECT_GT(distance(of_routers.at(kGate), std::vector<double>(of_routers.at(kGate).size())), 1e-3);
+    add(want, of_routers, 1);
+    const Distance d = distance(all.gradients(), want);
+    EXPECT_LT(d.value, kRounding) << d.name;
+    EXPECT_NEAR(all.output.loss(), loss, kRounding);
+    EXPECT_NEAR(all.output.aux_loss, balance, kRounding);
+    EXPECT_NEAR(all.output.z_loss, z, kRounding);
+    EXPECT_EQ(sum(all.output.drops_per_expert), drops);
+    EXPECT_EQ(drops > 0, GetParam().drops);
+  }
 }
 
 // The main loss weighs nothing: what the router's losses leave in the gate does not depend on accumulation.
 TEST_P(Routers, GateGradientsDoNotGrowWithAccumulation) {
-  MicroBatch part = random_batch(GetParam().config, {{13}, {7, 4}}, 5);
-  std::fill(part.targets.begin(), part.targets.end(), kIgnoreIndex);
-  for (const LossAverage average : {LossAverage::kTokens, LossAverage::kMicroBatches}) {
-    TinyRun run = make(RoutingUnit::kMicroBatch, {.loss_average = average});
-    run.step(std::span(&part, 1));
-    const Tensors one = run.gradients();
-    run.step(std::vector<MicroBatch>(4, part));
-    const Distance d = distance(run.gradients(), one);
-    EXPECT_LT(d.value, kRounding) << d.name;
-  }
+  const std::vector<MicroBatch> part = without_targets({random_batch(GetParam().config, {{13}, {7, 4}}, 5)});
+  for (const LossAverage average : {LossAverage::kTokens, LossAverage::kMicroBatches})
+    for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch, RoutingUnit::kGlobal}) {
+      // Room for four times the tokens is not four times the room, and Sinkhorn stops by the size of its sums.
+      if (unit == RoutingUnit::kGlobal && (GetParam().drops || GetParam().sinkhorn)) continue;
+      TinyRun run = make(unit, {.loss_average = average, .slots = 4});
+      run.step(part);
+      const Tensors one = run.gradients();
+      EXPECT_GT(distance(one.at(kGate), std::vector<double>(one.at(kGate).size())), 1e-3);
+      for (const size_t times : {2, 4}) {
+        run.step(std::vector<MicroBatch>(times, part[0]));
+        const Distance d = distance(run.gradients(), one);
+        EXPECT_LT(d.value, kRounding) << d.name;
+      }
+    }
 }
 
 TEST_P(Routers, RecomputeScheduleAndPoisonGiveTheSameBits) {
@@ -198,6 +209,27 @@ TEST_P(Routers, RecomputeScheduleAndPoisonGiveTheSameBits) {
           const Tensors got = run.gradients();
           for (const auto& [name, values] : want) EXPECT_EQ(got.at(name), values) << name << " " << schedule;
         }
+    }
+}
+
+// Tokens enough that every op has work for several threads.
+TEST_P(Routers, ThreadsGiveTheSameBits) {
+  const std::vector<MicroBatch> batches = {random_batch(GetParam().config, {{300, 11}, {390}}, 1),
+                                           random_batch(GetParam().config, {{650}}, 2)};
+  for (const DType type : {DType::kF32, DType::kBF16})
+    for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch, RoutingUnit::kGlobal}) {
+      TinyRun one = make(unit, {.max_tokens = 701}, "cpu", type);
+      one.step(batches);
+      ThreadPool many(2);
+      TinyRun run(GetParam().config, backend_by_name("cpu"), many, type, plan_of(unit, {.max_tokens = 701}));
+      run.step(batches);
+      EXPECT_EQ(run.output.loss(), one.output.loss());
+      EXPECT_EQ(run.output.aux_loss, one.output.aux_loss);
+      EXPECT_EQ(run.output.z_loss, one.output.z_loss);
+      EXPECT_EQ(run.output.tokens_per_expert, one.output.tokens_per_expert);
+      EXPECT_EQ(run.output.drops_per_expert, one.output.drops_per_expert);
+      const Tensors got = run.gradients();
+      for (const auto& [name, values] : one.gradients()) EXPECT_EQ(got.at(name), values) << name;
     }
 }
 
@@ -235,8 +267,15 @@ TEST_P(Routers, AllTokensToTheSameExperts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Routers, ::testing::ValuesIn(routers()),
-                         [](const auto& info) { return std::string(info.param.name); });
+const auto kName = [](const auto& info) { return std::string(info.param.name); };
+
+std::vector<TinyRouter> free_routers() {
+  std::vector<TinyRouter> all = tiny_routers();
+  std::erase_if(all, [](const TinyRouter& r) { return r.drops || r.sinkhorn; });
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Kinds, FreeRouters, ::testing::ValuesIn(free_routers()), kName);
+INSTANTIATE_TEST_SUITE_P(Kinds, Routers, ::testing::ValuesIn(tiny_routers()), kName);
 
 // ---- Capacity of evaluation and of few tokens.
 
@@ -271,167 +310,8 @@ TEST(Capacity, RoomOfAnExpert) {
   EXPECT_EQ(expert_room(c, true, 0), 0);
   c.moe_capacity = {8, 8, 8};
   EXPECT_FALSE(may_drop(c));
-}
-
-// ---- The step around the model.
-
-RunConfig steps_config(const ModelConfig& model) {
-  RunConfig c;
-  c.model.config = model;
-  c.training.steps = 10;
-  c.training.global_batch_size = 4;
-  c.training.micro_batch_size = 2;
-  c.training.seq_length = 16;
-  c.training.dtype = "f32";
-  c.optimizer.lr = 0.01;
-  c.optimizer.schedule = LrSchedule::kConstant;
-  return c;
-}
-
-std::vector<MicroBatch> two_batches(const ModelConfig& c, uint64_t seed) {
-  return {random_batch(c, {{16}, {9, 5}}, seed), random_batch(c, {{12}, {16}}, seed + 1)};
-}
-
-struct Stepped {
-  std::unique_ptr<StepEngine> engine;
-  StepReport report;
-  Tensors before, after;
-};
-
-Stepped one_step(const RunConfig& config, const std::vector<MicroBatch>& batches, LossGuard* guard = nullptr) {
-  static ThreadPool pool(1);
-  Stepped s;
-  s.engine = std::make_unique<StepEngine>(config, backend_by_name("cpu"), pool, 1, true);
-  fill_random(s.engine->store(), 11);
-  const auto weights = [&] {
-    Tensors all;
-    for (int i = 0; i < s.engine->store().size(); ++i)
-      all[s.engine->store().specs()[static_cast<size_t>(i)].name] = to_doubles(s.engine->store().master(i));
-    return all;
-  };
-  s.before = weights();
-  std::string why;
-  s.engine->step(1, batches, guard, s.report, why);
-  s.after = weights();
-  return s;
-}
-
-const std::string kBias = "model.layers.1.mlp.moe_statics.e_score_correction_bias",
-                  kGate = "model.layers.1.mlp.gate.weight";
-
-// The published pre-training code counts and then forgets to update.
-TEST(BiasUpdate, OnceAStepFromTheCountsOfTheStep) {
-  ModelConfig model = tiny_moe();
-  model.moe_router_bias_update_rate = 0.25;
-  RunConfig config = steps_config(model);
-  const std::vector<MicroBatch> batches = two_batches(model, 3);
-  Tensors first;
-  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
-    for (const bool whole : {false, true}) {
-      config.parallel.recompute = recompute;
-      config.training.micro_batch_size = whole ? 4 : 2;
-      const Stepped s = one_step(config, whole ? std::vector<MicroBatch>{joined(batches)} : batches);
-      const auto& counts = s.report.tokens_per_expert[0];
-      int64_t all = 0;
-      for (const int64_t n : counts) all += n;
-      EXPECT_EQ(all, 58 * model.moe_k);
-      bool moved = false;
-      for (size_t e = 0; e < counts.size(); ++e) {
-        const int64_t less = all - counts[e] * static_cast<int64_t>(counts.size());  // than the mean, in integers
-        const auto was = static_cast<float>(s.before.at(kBias)[e]);
-        const float want = less == 0 ? was : less > 0 ? was + 0.25f : was - 0.25f;
-        EXPECT_EQ(static_cast<float>(s.after.at(kBias)[e]), want) << e;
-        moved |= want != was;
-      }
-      EXPECT_TRUE(moved);
-      if (first.empty()) first = s.after;
-      EXPECT_EQ(s.after.at(kBias), first.at(kBias));  // accumulation and recompute count nothing twice
-    }
-}
-
-TEST(BiasUpdate, StaysWithoutARateInABadStepAndWhenFrozen) {
-  ModelConfig model = tiny_moe();
-  const std::vector<MicroBatch> batches = two_batches(model, 3);
-  const Stepped none = one_step(steps_config(model), batches);
-  EXPECT_EQ(none.after.at(kBias), none.before.at(kBias));
-  model.moe_router_bias_update_rate = 0.25;
-  RunConfig frozen = steps_config(model);
-  frozen.optimizer.freeze_router = true;
-  const Stepped still = one_step(frozen, batches);
-  EXPECT_EQ(still.after.at(kBias), still.before.at(kBias));
-  LossGuard guard(1.5);
-  for (int i = 0; i < 100; ++i) guard.judge(1e-3, 1.0);
-  const Stepped bad = one_step(steps_config(model), batches, &guard);
-  ASSERT_TRUE(bad.report.skipped);
-  EXPECT_EQ(bad.after.at(kBias), bad.before.at(kBias));
-}
-
-TEST(FrozenRouter, KeepsItsWeightsAndHasNoLosses) {
-  ModelConfig model = all_losses();
-  model.output_router_logits = true;
-  model.moe_orthogonal_loss_lambda = 0.5;
-  RunConfig config = steps_config(model);
-  config.optimizer.freeze_router = true;
-  const Stepped s = one_step(config, two_batches(model, 3));
-  EXPECT_EQ(s.after.at(kGate), s.before.at(kGate));
-  EXPECT_NE(s.after.at("model.layers.1.mlp.experts.0.up_proj.weight"),
-            s.before.at("model.layers.1.mlp.experts.0.up_proj.weight"));
-  EXPECT_EQ(s.report.total_loss, s.report.loss);
-  ParameterStore& store = s.engine->store();
-  for (const double g : to_doubles(store.gradient(store.find(kGate)))) EXPECT_EQ(g, 0);
-}
-
-TEST(OrthogonalLoss, AddsToTheGateOrStepsByItself) {
-  ModelConfig model = tiny_moe();
-  const std::vector<MicroBatch> batches = two_batches(model, 3);
-  RunConfig config = steps_config(model);
-  config.optimizer.lr = 0;
-  const Stepped without = one_step(config, batches);
-  EXPECT_EQ(without.report.orthogonal_loss, 0);
-  EXPECT_EQ(without.after.at(kGate), without.before.at(kGate));
-  config.model.config.moe_orthogonal_loss_lambda = 0.5;
-  const Stepped loss = one_step(config, batches);
-  config.training.orthogonal = Orthogonal::kStep;
-  const Stepped step = one_step(config, batches);
-  EXPECT_GT(loss.report.orthogonal_loss, 0);
-  EXPECT_NEAR(loss.report.total_loss - without.report.total_loss, 0.5 * loss.report.orthogonal_loss, 1e-6);
-  EXPECT_EQ(loss.report.loss, without.report.loss);  // never in the language-model loss
-  EXPECT_EQ(step.report.total_loss, without.report.total_loss);
-  // What the loss adds to the gradient is what the step takes off the weight.
-  const auto gradient = [](const Stepped& s) {
-    return to_doubles(s.engine->store().gradient(s.engine->store().find(kGate)));
-  };
-  const std::vector<double> with = gradient(loss), bare = gradient(without);
-  double size = 0;
-  for (size_t i = 0; i < with.size(); ++i) {
-    EXPECT_NEAR(step.before.at(kGate)[i] - step.after.at(kGate)[i], with[i] - bare[i], 1e-6);
-    size += std::abs(with[i] - bare[i]);
-  }
-  EXPECT_GT(size, 1e-3);
-}
-
-// The gradient is the sum over valid tokens by a constant; the mean is what is told.
-TEST(TokenBalance, DividesByAConstant) {
-  ThreadPool pool(1);
-  ModelConfig model = tiny_moe();
-  model.output_router_logits = false;
-  const std::vector<MicroBatch> batches = two_batches(model, 8);
-  int64_t valid = 0, tokens = 0;
-  for (const MicroBatch& b : batches) valid += b.valid_targets(), tokens += b.tokens();
-  ASSERT_LT(valid, tokens);
-  TinyRun mean(model, backend_by_name("ref"), pool, DType::kF64);
-  mean.step(batches);
-  const Tensors want = mean.gradients();
-  for (const int64_t length : {0, 50}) {
-    TinyRun run(model, backend_by_name("ref"), pool, DType::kF64,
-                {.loss_average = LossAverage::kTokenBalance, .token_balance_seqlen = length});
-    run.step(batches);
-    EXPECT_NEAR(run.output.loss(), mean.output.loss(), 1e-13);
-    const double ratio = static_cast<double>(valid) / static_cast<double>(length ? 2 * length : tokens);
-    EXPECT_NEAR(run.output.differentiated[0], ratio * mean.output.loss(), 1e-12);
-    for (const auto& [name, values] : run.gradients())
-      for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], ratio * want.at(name)[i], 1e-12) << name;
-  }
+  c.moe_num_experts = 0;  // a dense model in a MoE file
+  EXPECT_EQ(expert_room(c, true, 11), 11);
 }
 
 }  // namespace

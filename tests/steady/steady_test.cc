@@ -13,6 +13,7 @@
 #include "concerto/cli/backends.h"
 #include "concerto/data/indexed_dataset.h"
 #include "concerto/train/memory_report.h"
+#include "tests/support/tiny_routers.h"
 #include "tests/support/tiny_training.h"
 
 namespace concerto::test {
@@ -73,7 +74,20 @@ void lamb_with_a_look(const Context& ctx, const LambNorms& args) {
   plain.lamb_norms(ctx, args);
 }
 
-void run_with_looks(RunConfig config, int64_t first, int64_t last, int threads) {
+using Prepare = void (*)(ParameterStore&);
+
+// All tokens to expert 5, if choices look at the correction bias.
+void all_to_one(ParameterStore& store) {
+  for (int i = 0; i < store.size(); ++i) {
+    const TensorSpec& spec = store.specs()[static_cast<size_t>(i)];
+    if (spec.role != TensorRole::kCorrectionBias) continue;
+    std::vector<float> bias(static_cast<size_t>(spec.shape.elements()));
+    bias[5] = 100;
+    store.set(i, bias.data());
+  }
+}
+
+void run_with_looks(RunConfig config, int64_t first, int64_t last, int threads, Prepare prepare = nullptr) {
   Backend backend = backend_by_name("cpu");
   plain = backend.optimizer;
   backend.optimizer.adamw = adamw_with_a_look;
@@ -85,6 +99,7 @@ void run_with_looks(RunConfig config, int64_t first, int64_t last, int threads) 
   ThreadPool pool(threads);
   ASSERT_LE(threads, kMostWatched);
   Trainer trainer(config, backend, pool, {});
+  if (prepare) prepare(trainer.engine().store());
   trainer.run();
 }
 
@@ -116,6 +131,31 @@ TEST(Steady, ARunningStepAllocatesNothing) {
     run_with_looks(c, 3, 13, 2);  // from the update of step 3 on: metrics, TensorBoard, the next batch, the step
     EXPECT_EQ(allocations, 0) << dtype << " " << schedule << "\n" << stack;
   }
+}
+
+// Whatever is chosen, counted and dropped: choices in a spread, and all to one expert.
+TEST(Steady, NoRouterAllocates) {
+  for (const TinyRouter& router : tiny_routers())
+    for (const RoutingUnit unit : {RoutingUnit::kSequence, RoutingUnit::kMicroBatch, RoutingUnit::kGlobal}) {
+      const Workplace work;
+      work.write_data("train", 30, 1);
+      RunConfig c = tiny_run_config(work);
+      c.model.config = router.config;
+      c.model.config.moe_router_bias_update_rate = router.config.moe_use_aux_free ? 0.01 : 0;
+      c.model.config.moe_orthogonal_loss_lambda = 0.01;
+      c.data.valid.clear();
+      c.data.prefetch = 0;
+      c.training.routing_unit = unit;
+      c.training.balance_loss = router.options.balance_loss;
+      c.training.balance_counts = router.options.balance_counts;
+      c.training.orthogonal = unit == RoutingUnit::kGlobal ? Orthogonal::kStep : Orthogonal::kLoss;
+      c.training.steps = 9;
+      c.checkpoint.every_steps = 0;
+      c.checkpoint.export_model = false;
+      const bool skewed = unit == RoutingUnit::kMicroBatch;
+      run_with_looks(c, 3, 8, skewed ? 2 : 1, skewed ? all_to_one : nullptr);
+      EXPECT_EQ(allocations, 0) << router.name << ", unit " << static_cast<int>(unit) << "\n" << stack;
+    }
 }
 
 TEST(Steady, FiveHundredStepsGrowByLessThanAMegabyte) {
@@ -196,6 +236,46 @@ TEST_P(Memory, IsWhatWasPredicted) {
   const RunSummary resumed = train(c, 2);
   EXPECT_EQ(resumed.first_step, 2);
   EXPECT_LT(std::abs(resumed.memory.error()), 0.1) << format_memory_report(resumed.memory);
+}
+
+// The worst routing and a spread one: the same budget holds for both, and both are what plain loops compute.
+TEST(PredictedMemory, HoldsForAllTokensToOneExpert) {
+  if (kSanitized) GTEST_SKIP() << "not under a sanitizer";
+  const Workplace work;
+  work.write_data("train", 300, 1);
+  RunConfig c = tiny_run_config(work);
+  ModelConfig& m = c.model.config;
+  m.moe_k = 1;
+  m.hidden_size = m.moe_intermediate_size = 48;
+  m.num_nextn_predict_layers = 0;
+  m.num_hidden_layers = 8;
+  m.max_position_embeddings = 1024;
+  c.data.valid.clear();
+  c.training.steps = 1;
+  c.training.seq_length = 1024;
+  c.training.micro_batch_size = 4;
+  c.checkpoint.every_steps = 0;
+  int64_t peak[2];
+  for (const bool skewed : {false, true}) {
+    std::vector<double> losses[2], norms[2];
+    for (const bool is_ref : {false, true}) {
+      c.run.dir = work / fmt::format("{}-{}", skewed, is_ref);
+      std::ofstream("/proc/self/clear_refs") << "5";
+      ThreadPool pool(1);
+      Trainer trainer(c, backend_by_name(is_ref ? "ref" : "cpu"), pool, {});
+      if (skewed) all_to_one(trainer.engine().store());
+      const RunSummary s = trainer.run();
+      EXPECT_LT(std::abs(s.memory.error()), 0.1) << format_memory_report(s.memory);
+      for (const double worst : metrics_values(c.run.dir, "expert_max_over_mean"))
+        EXPECT_TRUE(skewed ? worst == static_cast<double>(m.moe_num_experts) : worst < 5) << worst;
+      losses[is_ref] = metrics_values(c.run.dir, "loss");
+      norms[is_ref] = metrics_values(c.run.dir, "grad_norm");
+      if (!is_ref) peak[skewed] = s.memory.peak_bytes;
+    }
+    EXPECT_NEAR(losses[0].at(0), losses[1].at(0), 1e-5) << skewed;
+    EXPECT_NEAR(norms[0].at(0), norms[1].at(0), 1e-4 * norms[1].at(0)) << skewed;
+  }
+  EXPECT_NEAR(static_cast<double>(peak[1]), static_cast<double>(peak[0]), 0.05 * static_cast<double>(peak[0]));
 }
 
 // A small model and much accumulation: what is read ahead is a good part of all.
