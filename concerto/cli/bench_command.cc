@@ -22,7 +22,7 @@ namespace concerto {
 namespace {
 
 struct BenchArguments {
-  std::string model, data, dtype = "bf16", backend = "cpu", schedule = "1f1b", rival;
+  std::string model, data, dtype = "bf16", moments_dtype = "f32", backend = "cpu", schedule = "1f1b", rival;
   int64_t batch = 8, seq = 1024, steps = 4, seed = 1;
   Recompute recompute = Recompute::kNone;
   int threads = 0;
@@ -64,6 +64,7 @@ RunConfig bench_config(const BenchArguments& a) {
   c.training.seq_length = a.seq;
   c.training.steps = a.steps;
   c.training.dtype = a.dtype;
+  c.optimizer.moments_dtype = a.moments_dtype;
   c.parallel.recompute = a.recompute;
   c.parallel.schedule = a.schedule;
   if (!a.data.empty()) c.data.train = {{a.data, 1.0}};
@@ -154,6 +155,7 @@ void run_bench_step(const BenchArguments& a) {
                      {"active_parameters", active_parameter_count(m)},
                      {"threads", pool.size()},
                      {"dtype", a.dtype},
+                     {"moments_dtype", a.moments_dtype},
                      {"backend", a.backend}};
   if (!a.rival.empty()) {
     const double rival = run_rival(a.rival);
@@ -191,6 +193,9 @@ void add_bench_command(CLI::App& app) {
       ->check(whole_number(1, INT64_MAX))
       ->capture_default_str();
   c->add_option("--dtype", a->dtype, "bf16 | f32")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  c->add_option("--moments-dtype", a->moments_dtype, "f32 | bf16: optimizer.moments_dtype")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
   add_recompute_option(*c, a->recompute);
   c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")

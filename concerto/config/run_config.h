@@ -82,6 +82,7 @@ struct OptimizerSection {
   WsdDecay wsd_decay = WsdDecay::kHalfLife;
   double num_cycles = 0.5;  // cosine
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  std::string moments_dtype = "f32";  // f32 (f64 in an f64 run) | bf16
   double weight_decay = 0.1;
   Decay decay = Decay::kMatrices;
   double clip_norm = 1.0;        // 0: off

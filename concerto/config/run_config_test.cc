@@ -130,6 +130,8 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
                   "2000000 are 2000000 micro-batches a step, at most 1048576 are possible"));
   EXPECT_TRUE(has(one_fault("training: {dtype: f64}\n"), "f64 is not built for backend cpu"));
   EXPECT_EQ(parse(std::string(kModel) + "training: {dtype: f64}\nbackend: ref\n").training.dtype, "f64");
+  EXPECT_TRUE(has(one_fault("training: {dtype: f64}\nbackend: ref\noptimizer: {moments_dtype: bf16}\n"),
+                  "optimizer.moments_dtype: bf16, but an f64 run keeps its moments in f64. Set it to f32"));
   EXPECT_TRUE(has(one_fault("optimizer: {warmup_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
   EXPECT_TRUE(has(one_fault("optimizer: {wsd_stable_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
   EXPECT_TRUE(has(one_fault("optimizer: {min_lr: 1}\n"), "1.0 is more than lr = 0.0003"));

@@ -279,6 +279,13 @@ void optimizer(std::vector<F>& f) {
                   .above(0, 1)
                   .also({"adam_epsilon", "adam_eps"})
                   .decides_numbers());
+  f.push_back(
+      F(
+          "optimizer", "moments_dtype", [](RunConfig& c) -> Slot { return &c.optimizer.moments_dtype; },
+          "type in which both moments are kept: f32 (f64 in an f64 run), or bf16 with stochastic rounding, half "
+          "the memory")
+          .one_of({"f32", "bf16"})
+          .decides_numbers());
   f.push_back(F(
                   "optimizer", "weight_decay", [](RunConfig& c) -> Slot { return &c.optimizer.weight_decay; },
                   "decoupled weight decay")

@@ -1,7 +1,9 @@
 #include "concerto/optim/optimizer.h"
 
 #include <cmath>
+#include <utility>
 
+#include "concerto/base/rng.h"
 #include "concerto/ops/elementwise.h"
 #include "concerto/ops/optimizer_step.h"
 
@@ -18,7 +20,8 @@ View flat(View first, int64_t elements) {
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& store, const OptimizerSection& settings) : store_(store), settings_(settings) {
+Optimizer::Optimizer(ParameterStore& store, const OptimizerSection& settings, uint64_t seed)
+    : store_(store), settings_(settings), seed_(seed) {
   const auto& specs = store.specs();
   const int n = store.size();
   for (int i = 0; i < n;) {
@@ -33,7 +36,13 @@ Optimizer::Optimizer(ParameterStore& store, const OptimizerSection& settings) : 
 
 void Optimizer::add_piece(int first, int last) {
   int64_t elements = 0;
-  for (int i = first; i <= last; ++i) elements += store_.specs()[i].shape.elements();
+  std::vector<uint64_t> streams;
+  std::vector<int64_t> ends;
+  for (int i = first; i <= last; ++i) {
+    elements += store_.specs()[i].shape.elements();
+    streams.push_back(hash_name("moments:" + store_.specs()[i].name));
+    ends.push_back(elements);
+  }
   const TensorSpec& spec = store_.specs()[first];
   pieces_.push_back({.w = flat(store_.master(first), elements),
                      .m = flat(store_.moment1(first), elements),
@@ -41,7 +50,9 @@ void Optimizer::add_piece(int first, int last) {
                      .grad = flat(store_.gradient(first), elements),
                      .copy = flat(store_.copy(first), elements),
                      .decays = settings_.decay == Decay::kAll || spec.decays_as_matrix(),
-                     .router = spec.role == TensorRole::kRouter});
+                     .router = spec.role == TensorRole::kRouter,
+                     .streams = std::move(streams),
+                     .ends = std::move(ends)});
 }
 
 double Optimizer::gradient_norm(const Context& ctx) const {
@@ -68,7 +79,12 @@ void Optimizer::step(const Context& ctx, int64_t step, double lr, double norm) c
                         .weight_decay = p.decays ? o.weight_decay : 0.0,
                         .c1 = 1.0 - std::pow(o.beta1, t),
                         .c2 = 1.0 - std::pow(o.beta2, t),
-                        .grad_scale = clip};
+                        .grad_scale = clip,
+                        .rounding = {.seed = seed_,
+                                     .step = static_cast<uint64_t>(step),
+                                     .streams = p.streams.data(),
+                                     .ends = p.ends.data(),
+                                     .count = static_cast<int64_t>(p.ends.size())}};
     if (o.name == OptimizerName::kLamb)
       lamb_step(ctx, args);
     else

@@ -13,7 +13,8 @@ namespace concerto {
 
 class Optimizer {
  public:
-  Optimizer(ParameterStore& store, const OptimizerSection& settings);
+  // `seed`: of the draws that round bf16 moments; nothing else draws.
+  Optimizer(ParameterStore& store, const OptimizerSection& settings, uint64_t seed = 0);
 
   // sqrt of the sum over parameters, in the store's order, of |gradient|^2; f64.
   double gradient_norm(const Context& ctx) const;
@@ -28,11 +29,14 @@ class Optimizer {
   struct Piece {
     View w, m, v, grad, copy;
     bool decays = false, router = false;
+    std::vector<uint64_t> streams = {};  // of its tensors: MomentRounding
+    std::vector<int64_t> ends = {};
   };
   void add_piece(int first, int last);
 
   ParameterStore& store_;
   OptimizerSection settings_;
+  uint64_t seed_;
   std::vector<Piece> pieces_;
 };
 

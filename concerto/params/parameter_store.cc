@@ -19,6 +19,12 @@ bool wants_copy(const TensorSpec& s, DType compute) {
   return compute != stat_dtype(compute) && s.shape.rank() >= 2 && !s.keep_f32;
 }
 
+DType moment_dtype(DType compute, DType moments) {
+  CHECK(moments == DType::kF32 || (moments == DType::kBF16 && compute != DType::kF64), "moments in {}, compute in {}",
+        dtype_name(moments), dtype_name(compute));
+  return moments == DType::kBF16 ? moments : stat_dtype(compute);
+}
+
 // In an inference store with compute copies, only what has no copy needs a place among the masters.
 Layout lay_out(const std::vector<TensorSpec>& specs, DType compute, StoreUse use) {
   Layout l;
@@ -42,8 +48,12 @@ Layout lay_out(const std::vector<TensorSpec>& specs, DType compute, StoreUse use
 
 }  // namespace
 
-ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use)
-    : specs_(std::move(specs)), compute_(compute), stat_(stat_dtype(compute)), use_(use) {
+ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, DType moments)
+    : specs_(std::move(specs)),
+      compute_(compute),
+      stat_(stat_dtype(compute)),
+      moments_(moment_dtype(compute, moments)),
+      use_(use) {
   Layout l = lay_out(specs_, compute_, use_);
   offsets_ = std::move(l.offsets);
   copy_offsets_ = std::move(l.copy_offsets);
@@ -58,15 +68,17 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   copies_ = buffer("weights", copy_elements_, compute_);
   if (trains()) {
     gradients_ = buffer("gradients", elements_, stat_);
-    moment1_ = buffer("optimizer moments", elements_, stat_);
-    moment2_ = buffer("optimizer moments", elements_, stat_);
+    moment1_ = buffer("optimizer moments", elements_, moments_);
+    moment2_ = buffer("optimizer moments", elements_, moments_);
   }
 }
 
-int64_t ParameterStore::predicted_bytes(const std::vector<TensorSpec>& specs, DType compute, StoreUse use) {
+int64_t ParameterStore::predicted_bytes(const std::vector<TensorSpec>& specs, DType compute, StoreUse use,
+                                        DType moments) {
   const Layout l = lay_out(specs, compute, use);
-  const int64_t arrays = use == StoreUse::kTrain ? 4 : 1;
-  return arrays * l.elements * dtype_bytes(stat_dtype(compute)) + l.copy_elements * dtype_bytes(compute);
+  const int64_t stat = dtype_bytes(stat_dtype(compute));
+  const int64_t element = use == StoreUse::kTrain ? 2 * stat + 2 * dtype_bytes(moment_dtype(compute, moments)) : stat;
+  return element * l.elements + l.copy_elements * dtype_bytes(compute);
 }
 
 int ParameterStore::find(const std::string& name) const {
@@ -120,8 +132,8 @@ View ParameterStore::copy(int i) const {
   return has_copy(i) ? slice(copies_, copy_offsets_[i], compute_, specs_[i].shape) : View{};
 }
 View ParameterStore::gradient(int i) const { return slice(gradients_, offsets_[i], stat_, specs_[i].shape); }
-View ParameterStore::moment1(int i) const { return slice(moment1_, offsets_[i], stat_, specs_[i].shape); }
-View ParameterStore::moment2(int i) const { return slice(moment2_, offsets_[i], stat_, specs_[i].shape); }
+View ParameterStore::moment1(int i) const { return slice(moment1_, offsets_[i], moments_, specs_[i].shape); }
+View ParameterStore::moment2(int i) const { return slice(moment2_, offsets_[i], moments_, specs_[i].shape); }
 
 void ParameterStore::set(int i, const float* values) {
   const int64_t n = specs_[i].shape.elements();

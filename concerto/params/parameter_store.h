@@ -30,7 +30,8 @@ enum class StoreUse { kTrain, kInfer };
 
 class ParameterStore {
  public:
-  ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use);
+  // `moments`: bf16, or f32 for the stat type.
+  ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, DType moments = DType::kF32);
 
   const std::vector<TensorSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
@@ -49,7 +50,7 @@ class ParameterStore {
   View master(int i) const;  // stat type; Bug in an inference store whose compute type is narrower
   View copy(int i) const;    // compute copy that must follow the master; null if none
   View gradient(int i) const;
-  View moment1(int i) const;
+  View moment1(int i) const;  // moments' type
   View moment2(int i) const;
 
   // Sets tensor i from f32 values (rounds to the compute type as well).
@@ -61,15 +62,16 @@ class ParameterStore {
   void initialize(const ModelConfig& config, Init method, uint64_t seed, ThreadPool& pool);
 
   int64_t elements() const { return elements_; }
-  static int64_t predicted_bytes(const std::vector<TensorSpec>& specs, DType compute, StoreUse use);
-  int64_t bytes() const { return predicted_bytes(specs_, compute_, use_); }
+  static int64_t predicted_bytes(const std::vector<TensorSpec>& specs, DType compute, StoreUse use,
+                                 DType moments = DType::kF32);
+  int64_t bytes() const { return predicted_bytes(specs_, compute_, use_, moments_); }
 
  private:
   View slice(const Buffer& buffer, int64_t offset, DType dtype, const Shape& shape) const;
   bool has_copy(int i) const;
 
   std::vector<TensorSpec> specs_;
-  DType compute_, stat_;
+  DType compute_, stat_, moments_;
   StoreUse use_;
   std::vector<int64_t> offsets_;       // elements, in masters, gradients, moments
   std::vector<int64_t> copy_offsets_;  // elements, in compute copies; -1: none

@@ -211,6 +211,38 @@ TEST_F(Training, ResumesWithLamb) {
   expect_same_run("whole", "cut", 12);
 }
 
+// Moments in bf16 are saved and read as they are, and a resumed run draws what the whole one drew.
+TEST_F(Training, ResumesWithBf16Moments) {
+  for (const OptimizerName name : {OptimizerName::kAdamW, OptimizerName::kLamb}) {
+    const std::string whole = fmt::format("whole-{}", static_cast<int>(name)), cut = whole + "-cut";
+    RunConfig c = config(whole);
+    c.training.dtype = "bf16";
+    c.optimizer.name = name;
+    c.optimizer.moments_dtype = "bf16";
+    train(c, 1);
+    const CheckpointReader reader(checkpoint_path(c.run.dir, 9));
+    int moments = 0;
+    for (const CheckpointTensor& t : reader.tensors()) {
+      const bool weight = t.name.starts_with(kWeightPrefix);
+      moments += !weight;
+      EXPECT_EQ(t.dtype, weight ? DType::kF32 : DType::kBF16) << t.name;
+    }
+    EXPECT_GT(moments, 10);
+    copy_killed_run(whole, cut, 9);
+    c.run.dir = work_ / cut;
+    c.parallel.schedule = "zero_bubble";
+    EXPECT_EQ(train(c, 3).first_step, 10);
+    expect_same_run(whole, cut, 12);
+  }
+}
+
+TEST_F(Training, AnotherTypeOfMomentsIsRefusedWithTheSettingsName) {
+  train(config());
+  RunConfig c = config();
+  c.optimizer.moments_dtype = "bf16";
+  expect_error(ErrorCode::kCheckpoint, {"optimizer.moments_dtype", "f32", "bf16"}, [&] { train(c); });
+}
+
 TEST_F(Training, SigtermSavesAndEndsAndTheRunGoesOn) {
   RunConfig whole = config("whole"), cut = config("cut");
   whole.training.steps = cut.training.steps = 60;
