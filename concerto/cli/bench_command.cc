@@ -25,7 +25,7 @@ struct BenchArguments {
   std::string model, data, dtype = "bf16", moments_dtype = "f32", backend = "cpu", schedule = "1f1b", rival;
   int64_t batch = 8, seq = 1024, steps = 4, seed = 1;
   Recompute recompute = Recompute::kNone;
-  int threads = 0;
+  RunSection run;  // threads and cores
   bool json = false;
 };
 
@@ -100,7 +100,7 @@ void run_bench_step(const BenchArguments& a) {
   const ModelConfig& m = config.model.config;
   check_micro_batch("--batch", m, a.batch, a.seq);
   const int64_t baseline = read_process_memory().rss_bytes;
-  ThreadPool pool(a.threads);
+  ThreadPool pool(a.run.threads, pinned_cores(a.run));
   StepEngine engine(config, backend_by_name(a.backend), pool);
   engine.store().initialize(m, config.model.init_method, static_cast<uint64_t>(a.seed), pool);
   OpProfile profile, best_profile;
@@ -201,8 +201,7 @@ void add_bench_command(CLI::App& app) {
   c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")
       ->check(CLI::IsMember({"1f1b", "zero_bubble"}))
       ->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads; 0: OMP_NUM_THREADS, else all processors")
-      ->check(whole_number(0, kMostThreads));
+  add_thread_options(*c, a->run);
   c->add_option("--seed", a->seed, "of weights and tokens")->capture_default_str();
   c->add_option("--rival", a->rival,
                 "a command that prints JSON lines with tokens_per_s; run after, its ratio printed");

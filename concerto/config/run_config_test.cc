@@ -313,6 +313,20 @@ TEST(ParseRunConfig, InlineFieldsOverrideTheFile) {
   EXPECT_EQ(parse("model: {model_type: ernie4_5}\n").model.config.num_hidden_layers, 18);
 }
 
+TEST(ParseRunConfig, CoresAreAListWithOneForEachThread) {
+  const auto cores = [](const std::string& text) { return pinned_cores(parse(std::string(kModel) + text).run); };
+  EXPECT_EQ(cores("run: {cores: '0-3,8'}\n"), (std::vector<int>{0, 1, 2, 3, 8}));
+  EXPECT_EQ(cores("run: {cores: 0-1, threads: 2}\n"), (std::vector<int>{0, 1}));
+  EXPECT_EQ(cores("run: {cores: 3}\n"), (std::vector<int>{3}));
+  EXPECT_TRUE(cores("run: {threads: 64}\n").empty());
+  EXPECT_TRUE(has(one_fault("run: {cores: 1-0}\n"), "run.cores: '1-0' ends before it begins. Write it as in 0-3,8"));
+  EXPECT_TRUE(has(one_fault("run: {cores: 0-1, threads: 3}\n"),
+                  "run.threads: 3 threads, but only 2 cores to pin them to. Name a core for each thread in run.cores"));
+  RunSection bad;
+  bad.cores = "x";
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { pinned_cores(bad); }), "run.cores: 'x' is no core number"));
+}
+
 TEST(RunConfigYaml, RoundTrips) {
   for (const char* model : {"path: tests/golden/moe-interval2", "path: tests/golden/dense-tiny, init_method: pretrain",
                             "hidden_size: 640, pad_token_id: null"}) {
@@ -347,6 +361,7 @@ TEST(RunConfigHash, CountsWhatDecidesTheNumbers) {
   RunConfig b = a;
   b.run.dir = "elsewhere";
   b.run.threads = 3;
+  b.run.cores = "0-2";
   b.backend = "ref";
   b.data.prefetch = 7;
   b.parallel.recompute = Recompute::kFull;

@@ -79,10 +79,17 @@ void run_and_model(std::vector<F>& f) {
   f.push_back(F(
       "run", "resume", [](RunConfig& c) -> Slot { return &c.run.resume; },
       "auto (from the newest checkpoint in the run folder, if any), never, or the path of a checkpoint"));
+  f.push_back(
+      F(
+          "run", "threads", [](RunConfig& c) -> Slot { return &c.run.threads; },
+          "threads of the CPU backends; 0: as many as run.cores, else OMP_NUM_THREADS, else all processors that "
+          "the process may use")
+          .range(0, 4096));
   f.push_back(F(
-                  "run", "threads", [](RunConfig& c) -> Slot { return &c.run.threads; },
-                  "threads of the CPU backends; 0: OMP_NUM_THREADS, else all processors")
-                  .range(0, 4096));
+                  "run", "cores", [](RunConfig& c) -> Slot { return &c.run.cores; },
+                  "cores that the threads are pinned to, one each, by Linux's numbers, as in 0-3,8; cores beyond the "
+                  "threads are left to reading data")
+                  .when_unset("not pinned"));
 
   f.push_back(F(
                   "model", "path", [](RunConfig& c) -> Slot { return &c.model.path; },

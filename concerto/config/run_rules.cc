@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <limits>
 
+#include "concerto/base/cores.h"
+#include "concerto/base/error.h"
 #include "concerto/config/run_fields.h"
 
 namespace concerto {
@@ -52,6 +54,11 @@ double lowest_factor(const RunConfig& c) {
   return *std::min_element(factors.begin(), factors.end());
 }
 
+std::string cores_problem(const RunSection& run) {
+  std::vector<int> cores;
+  return run.cores.empty() ? std::string() : parse_cores(run.cores, cores);
+}
+
 int64_t micro_batches(const TrainingSection& t) {
   return (t.global_batch_size + t.micro_batch_size - 1) / t.micro_batch_size;
 }
@@ -60,6 +67,13 @@ int64_t micro_batches(const TrainingSection& t) {
 
 int64_t most_micro_batch_tokens(const ModelConfig& model) {
   return std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, model.num_moe_layers() > 0 ? model.moe_k : 1);
+}
+
+std::vector<int> pinned_cores(const RunSection& run) {
+  std::vector<int> cores;
+  const std::string problem = run.cores.empty() ? std::string() : parse_cores(run.cores, cores);
+  if (!problem.empty()) throw Error(ErrorCode::kConfig, "run.cores", problem, "Write it as in 0-3,8.");
+  return cores;
 }
 
 RoutingOptions routing_options(const RunConfig& c) {
@@ -77,6 +91,21 @@ BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options
 
 const std::vector<Rule<RunConfig>>& run_rules() {
   static const std::vector<R> rules = {
+      {{"run.cores"},
+       "`run.cores` is a list of core numbers and ranges, none named twice",
+       [](const RunConfig& c) { return cores_problem(c.run).empty(); },
+       [](const RunConfig& c) { return cores_problem(c.run); },
+       "Write it as in 0-3,8"},
+      {{"run.threads", "run.cores"},
+       "run.threads is at most the number of run.cores, where they are given",
+       [](const RunConfig& c) {
+         return !cores_problem(c.run).empty() || c.run.cores.empty() ||
+                static_cast<size_t>(c.run.threads) <= pinned_cores(c.run).size();
+       },
+       [](const RunConfig& c) {
+         return fmt::format("{} threads, but only {} cores to pin them to", c.run.threads, pinned_cores(c.run).size());
+       },
+       "Name a core for each thread in run.cores, or lower it"},
       {{"model.init", "model.path"},
        "`init: pretrained` needs a `model.path` that is a folder with .safetensors files",
        [](const RunConfig& c) { return c.model.init != InitFrom::kPretrained || has_weights(c.model.path); },

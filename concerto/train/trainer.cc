@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "concerto/base/clock.h"
+#include "concerto/base/cores.h"
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/layers/router_stats.h"
 #include "concerto/train/human_units.h"
@@ -89,14 +90,15 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   predicted_bytes_ = engine_.predicted_bytes() + batch_bytes() + data_bytes_to_map();
   StopSignals::set(StopMeans::kSave);  // from here on the folder is this run's
   folder_.write_config(config_);
-  describe();
+  describe(pool);
 
   open_records();
   engine_.executor().set_trace(trace_.get());
   const TrainingSection& t = config_.training;
   const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
                         int64_t step, std::vector<MicroBatch>& out) { source_.fill((step - 1) * n, n, rows, out); };
-  prefetcher_ = std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch);
+  prefetcher_ =
+      std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch, [&pool] { pool.leave_core(); });
   saved_time_ = steady_seconds();
 }
 
@@ -179,7 +181,7 @@ int64_t Trainer::data_bytes_to_map() const {
   return std::min(left, (t.steps - step_) * t.global_batch_size * (t.seq_length * 4 + kAroundFault));
 }
 
-void Trainer::describe() {
+void Trainer::describe(const ThreadPool& pool) {
   const ModelConfig& m = config_.model.config;
   progress_.log(fmt::format("model     {} parameters, {} active a token, {}",
                             format_count(static_cast<double>(parameter_count(m))),
@@ -193,6 +195,9 @@ void Trainer::describe() {
       progress_.log(fmt::format("data      {}: {} records are longer than training.seq_length and left out", s.path,
                                 s.dropped_documents));
   }
+  std::string threads = std::to_string(pool.size());
+  if (!pool.cores().empty()) threads += fmt::format(", pinned to cores {}", format_cores(pool.cores()));
+  progress_.log("threads   " + threads);
   progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + predicted_bytes_)));
   const TrainingSection& t = config_.training;
   if (step_ >= t.steps)

@@ -83,7 +83,7 @@ class Trainer {
  private:
   void start_from_weights();
   void resume();
-  void describe();
+  void describe(const ThreadPool& pool);
   const std::vector<MicroBatch>& next_batch();
   void one_step();
   void handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches);

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <thread>
 
+#include "concerto/base/cores.h"
 #include "concerto/base/files.h"
 #include "concerto/checkpoint/hf_convert.h"
 #include "concerto/checkpoint/run_lock.h"
@@ -170,6 +171,25 @@ TEST_F(Training, TwoRunsAreBitEqual) {
     train(b, 2);
     expect_same_run(std::string("a-") + dtype, std::string("b-") + dtype, 12);
   }
+}
+
+// Where threads run is not the maths; and the start says where.
+TEST_F(Training, PinnedThreadsGiveTheSameBits) {
+  train(config("free"), 2);
+  RunConfig c = config("pinned");
+  c.run.threads = 0;
+  c.run.cores = format_cores(allowed_cores());
+  testing::internal::CaptureStdout();
+  {
+    const StopSignals signals;
+    ThreadPool pool(c.run.threads, pinned_cores(c.run));
+    Trainer(c, backend_by_name("cpu"), pool, {}).run();
+  }
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_NE(out.find(fmt::format("threads   {}, pinned to cores {}\n", allowed_cores().size(), c.run.cores)),
+            std::string::npos)
+      << out;
+  expect_same_run("free", "pinned", 12);
 }
 
 TEST_F(Training, StopAndResumeEqualsNeverStopping) {
