@@ -102,7 +102,9 @@ void run_bench_step(const BenchArguments& a) {
   const int64_t baseline = read_process_memory().rss_bytes;
   ThreadPool pool(a.run.threads, pinned_cores(a.run));
   StepEngine engine(config, backend_by_name(a.backend), pool);
+  engine.first_touch_state();
   engine.store().initialize(m, config.model.init_method, static_cast<uint64_t>(a.seed), pool);
+  engine.first_touch_work();
   OpProfile profile, best_profile;
   engine.executor().set_profile(&profile);
   std::unique_ptr<BatchSource> source;

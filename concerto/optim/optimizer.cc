@@ -6,6 +6,7 @@
 #include "concerto/base/rng.h"
 #include "concerto/ops/elementwise.h"
 #include "concerto/ops/optimizer_step.h"
+#include "concerto/tensor/first_touch.h"
 
 namespace concerto {
 namespace {
@@ -16,6 +17,11 @@ View flat(View first, int64_t elements) {
   v.shape = Shape{elements};
   v.row_stride = elements;
   return v;
+}
+
+Extent whole(const View& v) {
+  char* const begin = static_cast<char*>(v.data);
+  return {begin, begin + v.bytes(), begin};
 }
 
 }  // namespace
@@ -90,6 +96,21 @@ void Optimizer::step(const Context& ctx, int64_t step, double lr, double norm) c
     else
       adamw_step(ctx, args);
   }
+}
+
+// The cpu backend cuts a piece evenly among the threads (but for the ends of blocks), and so is the memory.
+void Optimizer::first_touch_state(ThreadPool& pool) const {
+  std::vector<Extent> extents;
+  for (const Piece& p : pieces_)
+    for (const View& v : {p.w, p.m, p.v, p.copy})
+      if (v) extents.push_back(whole(v));
+  first_touch(pool, extents);
+}
+
+void Optimizer::first_touch_gradients(ThreadPool& pool) const {
+  std::vector<Extent> extents;
+  for (const Piece& p : pieces_) extents.push_back(whole(p.grad));
+  first_touch(pool, extents);
 }
 
 int64_t Optimizer::scratch_bytes(Context ctx) const {

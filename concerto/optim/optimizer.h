@@ -20,6 +20,9 @@ class Optimizer {
   double gradient_norm(const Context& ctx) const;
   // Step `step` (from 1) with learning rate `lr`. Gradients count as multiplied by min(1, clip_norm / (norm + 1e-6)).
   void step(const Context& ctx, int64_t step, double lr, double norm) const;
+  // Make the memory of weights, copies and moments, and of gradients, where step() uses it. Contents are lost.
+  void first_touch_state(ThreadPool& pool) const;
+  void first_touch_gradients(ThreadPool& pool) const;
   // What both take of ctx.scratch at most, from a dry run of them.
   int64_t scratch_bytes(Context ctx) const;
 

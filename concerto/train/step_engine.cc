@@ -44,6 +44,13 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes() + router_steps_->bytes();
 }
 
+void StepEngine::first_touch_state() { optimizer_->first_touch_state(pool_); }
+
+void StepEngine::first_touch_work() {
+  optimizer_->first_touch_gradients(pool_);
+  executor_->first_touch();
+}
+
 // `total_loss` is what was differentiated; the router's losses are told apart from it, before their coefficients.
 void StepEngine::report_losses(StepReport& report) {
   const ModelConfig& model = config_.model.config;

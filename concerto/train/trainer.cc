@@ -74,6 +74,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   constexpr int64_t kManyParameters = 50'000'000;  // take some seconds
   if (const int64_t n = parameter_count(config_.model.config); n > kManyParameters)
     progress_.status(fmt::format("setting up {} parameters", format_count(static_cast<double>(n))));
+  engine_.first_touch_state();
   if (folder_.resume_path().empty()) {
     if (config_.model.init == InitFrom::kPretrained)
       start_from_weights();
@@ -83,6 +84,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   } else {
     resume();
   }
+  engine_.first_touch_work();
   meta_.config_hash = run_config_hash(config_);
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
