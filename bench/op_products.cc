@@ -120,6 +120,16 @@ struct Bench {
     return v;
   }
 
+  // Packed as a store keeps it for this backend; null where it does not.
+  PackedWeight pack(const WeightPacking* packing, View w, int64_t groups, Buffer& memory) {
+    if (!packing || o.type != DType::kBF16) return {};
+    const int64_t k = w.cols(), n = w.rows() / groups, forward = align_up(packed_forward_bytes(*packing, groups, n, k));
+    memory = Buffer(forward + packed_backward_bytes(*packing, groups, n, k));
+    const PackedWeight p{packing, groups, n, k, memory.data(), memory.data() + forward};
+    pack_weight(ctx, {.from = w, .to = p});
+    return p;
+  }
+
   template <class F>
   void report(const char* op, const char* by, const std::string& shape, double flops, F&& f) {
     if (!o.op.empty() && o.op != op) return;
@@ -133,20 +143,23 @@ struct Bench {
   }
 
   void linear(int64_t m, int64_t n, int64_t k) {
-    Buffer memory[6];
+    Buffer memory[7];
     const View x = tensor(memory[0], {m, k}, o.type), w = tensor(memory[1], {n, k}, o.type);
     const View dy = tensor(memory[2], {m, n}, o.type), y = tensor(memory[3], {m, n}, o.type);
     const View dx = tensor(memory[4], {m, k}, o.type), dw = tensor(memory[5], {n, k}, DType::kF32);
     const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
     const std::string shape = fmt::format("{},{},{}", m, n, k);
+    const PackedWeight own_packed = pack(backend.linear.packing, w, 1, memory[6]);
     for (const bool rival : {false, true}) {
       if (rival && !has_rival()) continue;
+      const PackedWeight packed = rival ? PackedWeight{} : own_packed;
       Context c = ctx;
       if (rival) c.backend = &onednn;
       const char* by = rival ? "onednn" : "own";
-      report("linear_forward", by, shape, flops, [&] { linear_forward(c, {.x = x, .w = w, .bias = {}, .y = y}); });
+      report("linear_forward", by, shape, flops,
+             [&] { linear_forward(c, {.x = x, .w = w, .bias = {}, .y = y, .packed = packed}); });
       report("linear_backward_input", by, shape, flops,
-             [&] { linear_backward_input(c, {.dy = dy, .w = w, .dx = dx}); });
+             [&] { linear_backward_input(c, {.dy = dy, .w = w, .dx = dx, .packed = packed}); });
       report("linear_backward_weight", by, shape, flops,
              [&] { linear_backward_weight(c, {.x = x, .dy = dy, .dw = dw, .db = {}}); });
     }
@@ -162,7 +175,7 @@ struct Bench {
       sum += zipf ? 1.0 / static_cast<double>(e + 1) / harmonic : 1.0 / static_cast<double>(experts);
       offsets[static_cast<size_t>(e) + 1] = static_cast<int32_t>(std::llround(sum * static_cast<double>(rows)));
     }
-    Buffer memory[6];
+    Buffer memory[7];
     const View x = tensor(memory[0], {rows, k}, o.type), w = tensor(memory[1], {experts, n, k}, o.type);
     const View dy = tensor(memory[2], {rows, n}, o.type), y = tensor(memory[3], {rows, n}, o.type);
     const View dx = tensor(memory[4], {rows, k}, o.type);
@@ -170,12 +183,15 @@ struct Bench {
     const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
     const std::string shape =
         fmt::format("{} rows, {} experts of {} x {}, {}", rows, experts, n, k, zipf ? "zipf" : "even");
+    const PackedWeight packed = pack(backend.grouped_linear.packing, w, experts, memory[6]);
     report("grouped_forward", "own", shape, flops,
-           [&] { grouped_linear_forward(ctx, {.x = x, .w = w, .offsets = off, .y = y}); });
+           [&] { grouped_linear_forward(ctx, {.x = x, .w = w, .offsets = off, .y = y, .packed = packed}); });
     report("grouped_backward_input", "own", shape, flops,
-           [&] { grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = off, .dx = dx}); });
-    report("grouped_backward_weight", "own", shape, flops,
-           [&] { grouped_linear_backward_weight(ctx, {.x = x, .dy = dy, .offsets = off, .dw = dw}); });
+           [&] { grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = off, .dx = dx, .packed = packed}); });
+    for (const bool accumulate : {false, true})  // the first micro-batch of a step, and later ones
+      report(accumulate ? "grouped_backward_weight_add" : "grouped_backward_weight", "own", shape, flops, [&] {
+        grouped_linear_backward_weight(ctx, {.x = x, .dy = dy, .offsets = off, .dw = dw, .accumulate = accumulate});
+      });
   }
 };
 

@@ -15,10 +15,14 @@ namespace concerto {
 struct RoundingKey {
   uint32_t first = 0, second = 0;
 };
-// `stream` is the tensor's; elements from 2^32 on have keys of their own (`high` is the element's upper word).
-constexpr RoundingKey rounding_key(uint64_t seed, uint64_t stream, uint64_t step, uint32_t high = 0) {
+// `stream` is the tensor's.
+constexpr RoundingKey rounding_key(uint64_t seed, uint64_t stream, uint64_t step) {
   const auto block = Rng(seed, stream).block(step);
-  return {block[0], block[1] ^ high * 0x9e3779b9u};
+  return {block[0], block[1]};
+}
+// Elements from 2^32 on have keys of their own: `high` is the element's upper word.
+constexpr RoundingKey with_high_word(RoundingKey key, uint32_t high) {
+  return {key.first, key.second ^ high * 0x9e3779b9u};
 }
 // 32 random bits of an element (its lower word), enough to round two numbers: lowbias32 (Wellons 2018), a bijection with
 // full avalanche, with a key at its beginning and one in its midst. Cheap enough to be made for every element.

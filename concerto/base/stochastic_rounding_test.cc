@@ -56,7 +56,7 @@ TEST(RoundingBits, AreUniformAndDifferByEveryArgument) {
   EXPECT_LT(std::fabs(product), 4 * std::sqrt(kMany) / 12);
   std::set<uint32_t> seen;
   for (const RoundingKey k : {key, rounding_key(2, 2, 3), rounding_key(1, 3, 3), rounding_key(1, 2, 4),
-                              rounding_key(1, 2, 3, 1), rounding_key(1, 2, 3, 2)})
+                              with_high_word(key, 1), with_high_word(key, 2)})
     for (const uint32_t element : {0u, 1u, 0xffffffffu}) seen.insert(rounding_bits(k, element));
   EXPECT_EQ(seen.size(), 18u);
 }

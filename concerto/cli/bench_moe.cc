@@ -48,7 +48,7 @@ class MoeLayer {
   MoeLayer(const MoeCase& c, const Backend& backend, ThreadPool& pool, uint64_t seed)
       : case_(c),
         config_(one_layer(c)),
-        store_(tensor_specs(config_), c.dtype, StoreUse::kTrain),
+        store_(tensor_specs(config_), c.dtype, StoreUse::kTrain, &backend),
         stage_(config_, store_, Recompute::kNone, 1) {
     store_.initialize(config_, Init::kHuggingFace, seed, pool);
     for (const Unit& u : stage_.units())
@@ -81,6 +81,7 @@ class MoeLayer {
     unit_forward(*unit_, ctx_, acts, saved_, {&keep_, &backward_, &backward_});
     grads.hidden = gradient_;
     unit_backward_input(*unit_, ctx_, grads, saved_, {&keep_, &backward_, &backward_});
+    store_.clear_gradients(*ctx_.ops.pool);
     unit_backward_weight(*unit_, ctx_, saved_);
   }
   void set_profile(OpProfile* profile) { ctx_.ops.profile = profile; }

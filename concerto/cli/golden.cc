@@ -156,7 +156,7 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
   StepOutput out;
   for (int64_t step = 0; step < golden.train_steps(); ++step) {
     const GoldenBatch batch = golden.batch("train.", step, options.micro_batches, config);
-    t.store->zero_gradients(pool);
+    t.store->clear_gradients(pool);
     t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())),
                    batch.micro_batches, out);
     const double norm = optimizer.gradient_norm(t.executor.ops());

@@ -69,7 +69,11 @@ View InferenceSession::head(View normed) {
   logits_.reset();
   const View w = store_.weight(head_weight_);
   const View logits = logits_.take({1, w.rows()}, store_.stat());
-  linear_forward(context_, {.x = normed, .w = w, .bias = store_.weight(head_bias_), .y = logits});
+  linear_forward(context_, {.x = normed,
+                            .w = w,
+                            .bias = store_.weight(head_bias_),
+                            .y = logits,
+                            .packed = store_.packed(context_, head_weight_)});
   return logits.reshape({w.rows()});
 }
 

@@ -15,8 +15,8 @@ EmbeddingSegment::EmbeddingSegment(const ParameterStore& store, const ModelConfi
 
 void EmbeddingSegment::forward(const SegmentContext& ctx, const Acts&, Acts& out, Saved& saved) const {
   saved.start<EmbeddingSaved>();
-  const View table = store_.weight(table_);
-  out.hidden = saved.forward->take({ctx.tokens->count, table.cols()}, table.dtype);
+  const View table = store_.table(table_);
+  out.hidden = saved.forward->take({ctx.tokens->count, table.cols()}, store_.compute());
   embedding_forward(ctx.ops, {.ids = ctx.tokens->ids, .table = table, .y = out.hidden});
   if (ctx.observer) ctx.observer->record("hidden.0", out.hidden);
 }

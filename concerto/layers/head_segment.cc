@@ -43,7 +43,8 @@ void HeadSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, 
                         .w = head_.store->weight(head_.w),
                         .bias = head_.store->weight(head_.bias),
                         .targets = targets(ctx),
-                        .loss_sum = loss_sum(ctx)});
+                        .loss_sum = loss_sum(ctx),
+                        .packed = head_.store->packed(ctx.ops, head_.w)});
 }
 
 // In head_loss's chunks, for which the plan has room.
@@ -61,6 +62,7 @@ void HeadSegment::observe_logits(const SegmentContext& ctx, View normed) const {
 void HeadSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   auto& s = saved.as<HeadSaved>();
   s.dnormed = saved.backward->take(s.x.shape, s.x.dtype);
+  const ProductGradient dw = head_.store->product_gradient(ctx.ops, head_.w);
   head_loss(ctx.ops, {.x = s.normed,
                       .w = head_.store->weight(head_.w),
                       .bias = head_.store->weight(head_.bias),
@@ -68,8 +70,10 @@ void HeadSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Ac
                       .scale = ctx.losses->scale[depth_ + 1],
                       .loss_sum = loss_sum(ctx),
                       .dx = s.dnormed,
-                      .dw = head_.store->grad(head_.w),
-                      .db = head_.store->grad(head_.bias)});
+                      .dw = dw.view,
+                      .db = head_.store->grad(head_.bias),
+                      .packed = head_.store->packed(ctx.ops, head_.w),
+                      .accumulate = dw.accumulate});
   if (dout.normed) add(ctx.ops, {.a = s.dnormed, .b = dout.normed, .out = s.dnormed});
   din = {};
   din.hidden = saved.backward->take(s.x.shape, s.x.dtype);

@@ -13,13 +13,17 @@ struct LinearLayer {
   int64_t out_features() const { return w.shape[0]; }
 
   void forward(const Context& ctx, View x, View y) const {
-    linear_forward(ctx, {.x = x, .w = store->weight(w), .bias = store->weight(bias), .y = y});
+    linear_forward(
+        ctx, {.x = x, .w = store->weight(w), .bias = store->weight(bias), .y = y, .packed = store->packed(ctx, w)});
   }
   void backward_input(const Context& ctx, View dy, View dx, bool accumulate = false) const {
-    linear_backward_input(ctx, {.dy = dy, .w = store->weight(w), .dx = dx, .accumulate = accumulate});
+    linear_backward_input(
+        ctx, {.dy = dy, .w = store->weight(w), .dx = dx, .accumulate = accumulate, .packed = store->packed(ctx, w)});
   }
   void backward_weight(const Context& ctx, View x, View dy) const {
-    linear_backward_weight(ctx, {.x = x, .dy = dy, .dw = store->grad(w), .db = store->grad(bias)});
+    const ProductGradient dw = store->product_gradient(ctx, w);
+    linear_backward_weight(ctx,
+                           {.x = x, .dy = dy, .dw = dw.view, .db = store->grad(bias), .accumulate = dw.accumulate});
   }
 };
 

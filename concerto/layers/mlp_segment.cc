@@ -90,7 +90,7 @@ SharedExpertsSegment::SharedExpertsSegment(const ParameterStore& store, const Mo
 void SharedExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<SharedSaved>();
   s.x = in.normed;
-  out.mlp = saved.forward->take(s.x.shape, s.x.dtype);
+  out.mlp = saved.passing->take(s.x.shape, s.x.dtype);
   mlp_.forward(ctx, s.x, out.mlp, s.mlp, *saved.forward);
 }
 

@@ -74,10 +74,18 @@ void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
   out.row_source = {};
   ArenaScope scope(*ctx.ops.scratch);
   const View act = ctx.ops.scratch->take({rows, width_}, s.x.dtype);
-  grouped_linear_forward(
-      ctx.ops, {.x = s.x, .w = store_.weight(gate_up_), .offsets = s.offsets, .y = s.gate_up, .row_token = s.x_source});
+  grouped_linear_forward(ctx.ops, {.x = s.x,
+                                   .w = store_.weight(gate_up_),
+                                   .offsets = s.offsets,
+                                   .y = s.gate_up,
+                                   .row_token = s.x_source,
+                                   .packed = store_.packed(ctx.ops, gate_up_)});
   swiglu_forward(ctx.ops, {.gate_up = s.gate_up, .weights = s.weights, .act = act});
-  grouped_linear_forward(ctx.ops, {.x = act, .w = store_.weight(down_), .offsets = s.offsets, .y = out.rows});
+  grouped_linear_forward(ctx.ops, {.x = act,
+                                   .w = store_.weight(down_),
+                                   .offsets = s.offsets,
+                                   .y = out.rows,
+                                   .packed = store_.packed(ctx.ops, down_)});
   if (s.dropped) clear_dropped(ctx.ops, {.offsets = s.dropped, .rows = out.rows});
 }
 
@@ -91,26 +99,42 @@ void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout,
   din.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
   din.row_source = {};
   const View dact = s.act;  // its gradient first, then the act itself
-  grouped_linear_backward_input(
-      ctx.ops, {.dy = s.dy, .w = store_.weight(down_), .offsets = s.offsets, .dx = dact, .row_token = s.dy_source});
+  grouped_linear_backward_input(ctx.ops, {.dy = s.dy,
+                                          .w = store_.weight(down_),
+                                          .offsets = s.offsets,
+                                          .dx = dact,
+                                          .row_token = s.dy_source,
+                                          .packed = store_.packed(ctx.ops, down_)});
   swiglu_backward(ctx.ops, {.gate_up = s.gate_up,
                             .weights = s.weights,
                             .dact = dact,
                             .dgate_up = s.gate_up,
                             .dweights = din.row_weights,
                             .act = s.act});
-  grouped_linear_backward_input(ctx.ops,
-                                {.dy = s.gate_up, .w = store_.weight(gate_up_), .offsets = s.offsets, .dx = din.rows});
+  grouped_linear_backward_input(ctx.ops, {.dy = s.gate_up,
+                                          .w = store_.weight(gate_up_),
+                                          .offsets = s.offsets,
+                                          .dx = din.rows,
+                                          .packed = store_.packed(ctx.ops, gate_up_)});
   if (s.dropped) clear_dropped(ctx.ops, {.offsets = s.dropped, .rows = din.rows});
 }
 
 void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
   auto& s = saved.as<ExpertsSaved>();
-  grouped_linear_backward_weight(
-      ctx.ops, {.x = s.act, .dy = s.dy, .offsets = s.offsets, .dw = store_.grad(down_), .dy_row_token = s.dy_source});
-  grouped_linear_backward_weight(
-      ctx.ops,
-      {.x = s.x, .dy = s.gate_up, .offsets = s.offsets, .dw = store_.grad(gate_up_), .x_row_token = s.x_source});
+  const ProductGradient down = store_.product_gradient(ctx.ops, down_),
+                        gate_up = store_.product_gradient(ctx.ops, gate_up_);
+  grouped_linear_backward_weight(ctx.ops, {.x = s.act,
+                                           .dy = s.dy,
+                                           .offsets = s.offsets,
+                                           .dw = down.view,
+                                           .dy_row_token = s.dy_source,
+                                           .accumulate = down.accumulate});
+  grouped_linear_backward_weight(ctx.ops, {.x = s.x,
+                                           .dy = s.gate_up,
+                                           .offsets = s.offsets,
+                                           .dw = gate_up.view,
+                                           .x_row_token = s.x_source,
+                                           .accumulate = gate_up.accumulate});
 }
 
 CombineSegment::CombineSegment(int layer) : Segment({.name = segment_name(layer, "combine"), .layer = layer}) {}

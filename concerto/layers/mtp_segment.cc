@@ -43,7 +43,7 @@ void MtpSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, S
   s.joined = arena.take({tokens, 2 * hidden}, type);
   out = {};
   out.hidden = arena.take({tokens, hidden}, type);
-  embedding_forward(ctx.ops, {.ids = ids(ctx), .table = store_.weight(table_), .y = s.embedded});
+  embedding_forward(ctx.ops, {.ids = ids(ctx), .table = store_.table(table_), .y = s.embedded});
   ArenaScope scope(*ctx.ops.scratch);
   const View half = ctx.ops.scratch->take({tokens, hidden}, type);
   embedding_norm_.forward(ctx.ops, s.embedded, half, s.embedded_rstd);

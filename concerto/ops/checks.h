@@ -3,7 +3,7 @@
 
 #include <initializer_list>
 
-#include "concerto/ops/context.h"
+#include "concerto/ops/packed_weight.h"
 #include "concerto/tensor/view.h"
 
 namespace concerto {
@@ -33,6 +33,14 @@ inline void check_compute_or_stat(const View& v, Shape shape, DType compute, con
 inline void check_memory(const Context& ctx, std::initializer_list<View> views) {
   if (ctx.dry_run) return;
   for (const View& v : views) CHECK(v.data || v.elements() == 0, "null view of shape {}", v.shape.str());
+}
+
+// A weight that is packed has the same shape and needs no memory of its own.
+inline void check_weight_memory(const Context& ctx, const View& w, const PackedWeight& packed) {
+  if (!packed) return check_memory(ctx, {w});
+  CHECK(packed.groups * packed.n == w.rows() && packed.k == w.cols(), "packed [{}, {}, {}] for {}", packed.groups,
+        packed.n, packed.k, w.shape.str());
+  CHECK(w.dtype == DType::kBF16 && packed.forward && packed.backward, "packed weight");
 }
 
 // Whether two views share an element. Column slices of one buffer (the same row stride) may interleave without sharing.

@@ -3,7 +3,7 @@
 // valid targets of the whole step) multiplies gradients only.
 #pragma once
 
-#include "concerto/ops/context.h"
+#include "concerto/ops/packed_weight.h"
 
 namespace concerto {
 
@@ -29,11 +29,13 @@ struct HeadLoss {
   View bias;     // [V] stat, or null
   View targets;  // [T] i32
   double scale = 1;
-  View loss_sum;    // [1] f64, +=
-  View dx;          // [T, H] compute, overwritten, or null: loss only
-  View dw;          // [V, H] stat, +=, or null
-  View db;          // [V] stat, +=, or null
-  View token_loss;  // [T] stat, or null
+  View loss_sum;             // [1] f64, +=
+  View dx;                   // [T, H] compute, overwritten, or null: loss only
+  View dw;                   // [V, H] stat, or null
+  View db;                   // [V] stat, +=, or null
+  View token_loss;           // [T] stat, or null
+  PackedWeight packed = {};  // w, packed: w then has no memory
+  bool accumulate = true;    // dw += instead of dw =
 };
 void head_loss(const Context& ctx, const HeadLoss& args);
 

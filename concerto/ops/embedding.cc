@@ -6,12 +6,13 @@
 namespace concerto {
 
 void embedding_forward(const Context& ctx, const EmbeddingForward& args) {
-  check_compute(args.table, "embedding.table");
+  check_compute(args.y, "embedding.y");
   check_rank(args.table, 2, "embedding.table");
   check_rank(args.ids, 1, "embedding.ids");
   const int64_t tokens = args.ids.dim(0);
   check_view(args.ids, {tokens}, DType::kI32, "embedding.ids");
-  check_view(args.y, {tokens, args.table.dim(1)}, args.table.dtype, "embedding.y");
+  check_view(args.y, {tokens, args.table.dim(1)}, args.y.dtype, "embedding.y");
+  check_compute_or_stat(args.table, args.table.shape, args.y.dtype, "embedding.table");
   check_memory(ctx, {args.ids, args.table, args.y});
   check_apart(args.y, {args.ids, args.table}, "embedding.y");
   if (tokens == 0) return;

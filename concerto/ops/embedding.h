@@ -8,7 +8,7 @@ namespace concerto {
 
 struct EmbeddingForward {
   View ids;    // [T] i32, each in [0, V)
-  View table;  // [V, H] compute
+  View table;  // [V, H] compute, or stat: rows are rounded as they are read
   View y;      // [T, H] compute
 };
 struct EmbeddingBackwardWeight {

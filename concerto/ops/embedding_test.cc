@@ -16,6 +16,16 @@ Body forward_body(int64_t hidden, const Values& ids, const Values& table) {
   };
 }
 
+// The same from the weights that training keeps: y is of the compute type, the table of the stat type.
+Body rounding_body(int64_t hidden, const Values& ids, const Values& table) {
+  return [=](OpRun& r) {
+    const int64_t tokens = static_cast<int64_t>(ids.size());
+    embedding_forward(r.context(), {.ids = r.in(Kind::kI32, {tokens}, ids),
+                                    .table = r.in(Kind::kStat, {kVocab, hidden}, table, 1),
+                                    .y = r.out("y", Kind::kCompute, {tokens, hidden}, {}, 3)});
+  };
+}
+
 Body backward_body(int64_t hidden, const Values& ids, const Values& dy, int64_t skip_id, const Values& start) {
   return [=](OpRun& r) {
     const int64_t tokens = static_cast<int64_t>(ids.size());
@@ -36,9 +46,18 @@ TEST_P(Embedding, ForwardAndBackward) {
         SCOPED_TRACE(fmt::format("hidden {}, {} tokens, skip {}", hidden, ids.size(), skip));
         const int64_t n = static_cast<int64_t>(ids.size()) * hidden;
         check_op(GetParam(), forward_body(hidden, ids, normal("table", kVocab * hidden)));
+        check_op(GetParam(), rounding_body(hidden, ids, normal("table", kVocab * hidden)));
         check_op(GetParam(), backward_body(hidden, ids, normal("dy", n), skip, normal("dtable", kVocab * hidden)),
                  true);
       }
+}
+
+TEST_P(Embedding, RowsOfTheStatTypeAreRounded) {
+  const Values table = normal("table", kVocab * 40), ids = integers({4, 0, 10, 4});
+  const auto from_stat = run_op(backend(), type(), type(), 2, rounding_body(40, ids, table)).at("y").values;
+  const auto from_compute =
+      run_op(backend(), type(), type(), 2, forward_body(40, ids, rounded(table, type()))).at("y").values;
+  EXPECT_EQ(from_stat, from_compute);
 }
 
 // Token order is part of the contract: in f32, 2^24 + 1 - 2^24 depends on it.

@@ -27,7 +27,8 @@ void grouped_linear_forward(const Context& ctx, const GroupedLinearForward& args
   check_dense(args.w, "grouped_linear.w");
   check_view(args.offsets, {experts + 1}, DType::kI32, "grouped_linear.offsets");
   check_view(args.y, {rows, out}, args.x.dtype, "grouped_linear.y");
-  check_memory(ctx, {args.x, args.w, args.offsets, args.y});
+  check_memory(ctx, {args.x, args.offsets, args.y});
+  check_weight_memory(ctx, args.w, args.packed);
   check_apart(args.y, {args.x, args.w, args.row_token}, "grouped_linear.y");
   if (rows == 0) return;
   run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.forward, args, "grouped_linear_forward");
@@ -43,7 +44,8 @@ void grouped_linear_backward_input(const Context& ctx, const GroupedLinearBackwa
   check_dense(args.w, "grouped_linear.w");
   check_view(args.offsets, {experts + 1}, DType::kI32, "grouped_linear.offsets");
   check_view(args.dx, {rows, in}, args.dy.dtype, "grouped_linear.dx");
-  check_memory(ctx, {args.dy, args.w, args.offsets, args.dx});
+  check_memory(ctx, {args.dy, args.offsets, args.dx});
+  check_weight_memory(ctx, args.w, args.packed);
   check_apart(args.dx, {args.dy, args.w, args.row_token}, "grouped_linear.dx");
   if (rows == 0) return;
   run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.backward_input, args,
@@ -65,7 +67,7 @@ void grouped_linear_backward_weight(const Context& ctx, const GroupedLinearBackw
   check_dense(args.dw, "grouped_linear.dw");
   check_memory(ctx, {args.x, args.dy, args.offsets, args.dw});
   check_apart(args.dw, {args.x, args.dy}, "grouped_linear.dw");
-  if (rows == 0) return;
+  if (rows == 0 && args.accumulate) return;
   run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.backward_weight, args,
              "grouped_linear_backward_weight");
 }

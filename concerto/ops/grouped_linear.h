@@ -7,36 +7,40 @@
 // ...]. The result is the same, bit for bit, as if they had been gathered (permute.h).
 #pragma once
 
-#include "concerto/ops/context.h"
+#include "concerto/ops/packed_weight.h"
 
 namespace concerto {
 
 struct GroupedLinearForward {
-  View x;          // [R, K] compute, or [T, K] with row_token
-  View w;          // [E, N, K] compute, dense
-  View offsets;    // [E + 1] i32, offsets[0] = 0, offsets[E] <= R; rows beyond are not touched
-  View y;          // [R, N] compute
-  View row_token;  // [R] i32, each in [0, T); or null
+  View x;                    // [R, K] compute, or [T, K] with row_token
+  View w;                    // [E, N, K] compute, dense
+  View offsets;              // [E + 1] i32, offsets[0] = 0, offsets[E] <= R; rows beyond are not touched
+  View y;                    // [R, N] compute
+  View row_token;            // [R] i32, each in [0, T); or null
+  PackedWeight packed = {};  // w, packed: w then has no memory
 };
 struct GroupedLinearBackwardInput {
-  View dy;         // [R, N] compute, or [T, N] with row_token
-  View w;          // [E, N, K] compute, dense
-  View offsets;    // [E + 1] i32
-  View dx;         // [R, K] compute
-  View row_token;  // [R] i32, or null
+  View dy;                   // [R, N] compute, or [T, N] with row_token
+  View w;                    // [E, N, K] compute, dense
+  View offsets;              // [E + 1] i32
+  View dx;                   // [R, K] compute
+  View row_token;            // [R] i32, or null
+  PackedWeight packed = {};  // as above
 };
 struct GroupedLinearBackwardWeight {
   View x;                          // [R, K] compute, or [T, K] with x_row_token
   View dy;                         // [R, N] compute, or [T, N] with dy_row_token
   View offsets;                    // [E + 1] i32
-  View dw;                         // [E, N, K] stat, dense, +=
+  View dw;                         // [E, N, K] stat, dense
   View x_row_token, dy_row_token;  // [R] i32, or null; at most one of the two
+  bool accumulate = true;          // dw += instead of dw =
 };
 
 struct GroupedLinearKernels {
   void (*forward)(const Context&, const GroupedLinearForward&) = nullptr;
   void (*backward_input)(const Context&, const GroupedLinearBackwardInput&) = nullptr;
   void (*backward_weight)(const Context&, const GroupedLinearBackwardWeight&) = nullptr;
+  const WeightPacking* packing = nullptr;  // of bf16 weights; null: read as they are
 };
 
 void grouped_linear_forward(const Context& ctx, const GroupedLinearForward& args);

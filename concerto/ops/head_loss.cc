@@ -33,7 +33,8 @@ void check_head(const Context& ctx, const HeadLoss& args) {
   if (is_given(args.dw)) check_view(args.dw, {vocab, hidden}, stat, "head.dw");
   if (is_given(args.db)) check_view(args.db, {vocab}, stat, "head.db");
   if (is_given(args.token_loss)) check_view(args.token_loss, {tokens}, stat, "head.token_loss");
-  check_memory(ctx, {args.x, args.w, args.targets, args.loss_sum});
+  check_memory(ctx, {args.x, args.targets, args.loss_sum});
+  check_weight_memory(ctx, args.w, args.packed);
   check_apart(args.dx, {args.x, args.w, args.targets}, "head.dx");
 }
 
@@ -68,7 +69,7 @@ void head_loss(const Context& ctx, const HeadLoss& args) {
     const int64_t rows = std::min(chunk, tokens - begin);
     const View x = args.x.rows_range(begin, rows);
     const View part = logits.rows_range(0, rows);
-    linear_forward(ctx, {.x = x, .w = args.w, .bias = args.bias, .y = part});
+    linear_forward(ctx, {.x = x, .w = args.w, .bias = args.bias, .y = part, .packed = args.packed});
     CrossEntropy loss{.logits = part,
                       .targets = slice(args.targets, begin, rows),
                       .scale = args.scale,
@@ -79,8 +80,11 @@ void head_loss(const Context& ctx, const HeadLoss& args) {
     if (is_given(args.token_loss)) loss.token_loss = slice(args.token_loss, begin, rows);
     cross_entropy(ctx, loss);
     if (!with_gradient) continue;
-    linear_backward_input(ctx, {.dy = loss.dlogits, .w = args.w, .dx = args.dx.rows_range(begin, rows)});
-    if (is_given(args.dw)) linear_backward_weight(ctx, {.x = x, .dy = loss.dlogits, .dw = args.dw, .db = args.db});
+    linear_backward_input(
+        ctx, {.dy = loss.dlogits, .w = args.w, .dx = args.dx.rows_range(begin, rows), .packed = args.packed});
+    if (is_given(args.dw))
+      linear_backward_weight(
+          ctx, {.x = x, .dy = loss.dlogits, .dw = args.dw, .db = args.db, .accumulate = args.accumulate || begin > 0});
   }
 }
 

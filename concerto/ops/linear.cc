@@ -15,7 +15,8 @@ void linear_forward(const Context& ctx, const LinearForward& args) {
   check_dense(args.w, "linear.w");
   if (is_given(args.bias)) check_view(args.bias, {out}, stat_dtype(type), "linear.bias");
   check_compute_or_stat(args.y, {rows, out}, type, "linear.y");
-  check_memory(ctx, {args.x, args.w, args.y});
+  check_memory(ctx, {args.x, args.y});
+  check_weight_memory(ctx, args.w, args.packed);
   if (is_given(args.bias)) check_memory(ctx, {args.bias});
   check_apart(args.y, {args.x, args.w, args.bias}, "linear.y");
   if (rows == 0) return;
@@ -31,7 +32,8 @@ void linear_backward_input(const Context& ctx, const LinearBackwardInput& args) 
   check_view(args.w, {out, in}, type, "linear.w");
   check_dense(args.w, "linear.w");
   check_compute_or_stat(args.dx, {rows, in}, type, "linear.dx");
-  check_memory(ctx, {args.dy, args.w, args.dx});
+  check_memory(ctx, {args.dy, args.dx});
+  check_weight_memory(ctx, args.w, args.packed);
   check_apart(args.dx, {args.dy, args.w}, "linear.dx");
   if (rows == 0) return;
   run_kernel(ctx, OpFamily::kDense, ctx.backend->linear.backward_input, args, "linear_backward_input");
@@ -51,7 +53,7 @@ void linear_backward_weight(const Context& ctx, const LinearBackwardWeight& args
   if (is_given(args.db)) check_memory(ctx, {args.db});
   check_apart(args.dw, {args.x, args.dy, args.db}, "linear.dw");
   check_apart(args.db, {args.x, args.dy}, "linear.db");
-  if (rows == 0) return;
+  if (rows == 0 && args.accumulate) return;
   run_kernel(ctx, OpFamily::kDense, ctx.backend->linear.backward_weight, args, "linear_backward_weight");
 }
 

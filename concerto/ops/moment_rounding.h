@@ -10,8 +10,7 @@ namespace concerto {
 
 // A run of tensors that lie without a gap, each with draws of its own: the same ones whatever lies beside it.
 struct MomentRounding {
-  uint64_t seed = 0, step = 0;
-  const uint64_t* streams = nullptr;  // [count] the tensors' streams of draws
+  const RoundingKey* keys = nullptr;  // [count] of the tensors, at this step
   const int64_t* ends = nullptr;      // [count] rising: where in the run each tensor ends
   int64_t count = 0;
 };
@@ -26,8 +25,7 @@ void for_rounded_pieces(const MomentRounding& r, int64_t begin, int64_t end, F&&
     const int64_t first = tensor > 0 ? r.ends[tensor - 1] : 0, high = (begin - first) / kWord;
     const int64_t stop = std::min({end, r.ends[tensor], first + (high + 1) * kWord});
     if (begin < stop)
-      f(begin, stop, rounding_key(r.seed, r.streams[tensor], r.step, static_cast<uint32_t>(high)),
-        static_cast<uint32_t>(begin - first));
+      f(begin, stop, with_high_word(r.keys[tensor], static_cast<uint32_t>(high)), static_cast<uint32_t>(begin - first));
     begin = stop;
     if (begin == r.ends[tensor]) ++tensor;
   }

@@ -21,6 +21,8 @@ struct Moments {
         copy(static_cast<size_t>(n)) {}
 
   AdamStep args() {
+    keys.clear();
+    for (const uint64_t stream : streams) keys.push_back(rounding_key(7, stream, step));
     const auto n = static_cast<int64_t>(w.size());
     return {.w = View(w.data(), {n}, DType::kF32),
             .m = View(m.data(), {n}, DType::kBF16),
@@ -33,9 +35,7 @@ struct Moments {
             .weight_decay = 0.1,
             .c1 = 0.5,
             .c2 = 0.25,
-            .rounding = {.seed = 7,
-                         .step = step,
-                         .streams = streams.data(),
+            .rounding = {.keys = keys.data(),
                          .ends = ends.empty() ? nullptr : ends.data(),
                          .count = static_cast<int64_t>(ends.size())}};
   }
@@ -44,6 +44,7 @@ struct Moments {
   std::vector<bf16> m, v, copy;
   uint64_t step = 1;
   std::vector<uint64_t> streams{11};
+  std::vector<RoundingKey> keys;
   std::vector<int64_t> ends{static_cast<int64_t>(w.size())};
 };
 
@@ -131,7 +132,7 @@ TEST_P(MomentsInBf16, NeitherLayoutNorThreadsChangeABit) {
       const int64_t end = apart.ends[i], n = end - begin;
       for (View* view : {&args.w, &args.m, &args.v, &args.grad, &args.copy})
         *view = View(static_cast<char*>(view->data) + begin * dtype_bytes(view->dtype), {n}, view->dtype);
-      args.rounding.streams = &apart.streams[i];
+      args.rounding.keys = &apart.keys[i];
       args.rounding.ends = &n;
       args.rounding.count = 1;
       run(backend(), 2, op, args);
@@ -221,19 +222,19 @@ INSTANTIATE_TEST_SUITE_P(Backends, MomentsInBf16, testing::ValuesIn(bf16_cases()
 
 TEST(MomentRoundingPieces, CutAtTensorsAndAtWords) {
   constexpr int64_t kWord = int64_t{1} << 32;
-  const uint64_t streams[] = {1, 2, 3};
+  const RoundingKey keys[] = {{1, 10}, {2, 20}, {3, 30}};
   const int64_t ends[] = {10, 10 + 2 * kWord + 5, 10 + 2 * kWord + 9};
-  const MomentRounding r{.seed = 3, .step = 4, .streams = streams, .ends = ends, .count = 3};
+  const MomentRounding r{.keys = keys, .ends = ends, .count = 3};
   struct Piece {
     int64_t begin, end;
-    uint64_t stream;
+    size_t tensor;
     uint32_t high, element;
   };
-  const std::vector<Piece> want = {{4, 10, 1, 0, 4},
-                                   {10, 10 + kWord, 2, 0, 0},
-                                   {10 + kWord, 10 + 2 * kWord, 2, 1, 0},
-                                   {10 + 2 * kWord, 10 + 2 * kWord + 5, 2, 2, 0},
-                                   {10 + 2 * kWord + 5, 10 + 2 * kWord + 8, 3, 0, 0}};
+  const std::vector<Piece> want = {{4, 10, 0, 0, 4},
+                                   {10, 10 + kWord, 1, 0, 0},
+                                   {10 + kWord, 10 + 2 * kWord, 1, 1, 0},
+                                   {10 + 2 * kWord, 10 + 2 * kWord + 5, 1, 2, 0},
+                                   {10 + 2 * kWord + 5, 10 + 2 * kWord + 8, 2, 0, 0}};
   size_t i = 0;
   for_rounded_pieces(r, 4, 10 + 2 * kWord + 8, [&](int64_t begin, int64_t end, RoundingKey key, uint32_t element) {
     ASSERT_LT(i, want.size());
@@ -241,7 +242,7 @@ TEST(MomentRoundingPieces, CutAtTensorsAndAtWords) {
     EXPECT_EQ(begin, w.begin);
     EXPECT_EQ(end, w.end);
     EXPECT_EQ(element, w.element);
-    const RoundingKey k = rounding_key(3, w.stream, 4, w.high);
+    const RoundingKey k = with_high_word(keys[w.tensor], w.high);
     EXPECT_TRUE(key.first == k.first && key.second == k.second) << i;
   });
   EXPECT_EQ(i, want.size());

@@ -27,12 +27,15 @@ void check_step(const Context& ctx, const AdamStep& args) {
     check_memory(ctx, {args.copy});
     check_apart(args.copy, {args.w, args.m, args.v, args.grad}, "step.copy");
   }
+  CHECK(
+      !args.packed || (!is_given(args.copy) && args.packed.groups * args.packed.n * args.packed.k == args.w.elements()),
+      "step.packed is [{}, {}, {}]", args.packed.groups, args.packed.n, args.packed.k);
   check_apart(args.w, {args.m, args.v, args.grad}, "step.w");
   check_apart(args.m, {args.v, args.grad}, "step.m");
   check_apart(args.v, {args.grad}, "step.v");
   const MomentRounding& r = args.rounding;
-  CHECK(!narrow || (r.count > 0 && r.ends[r.count - 1] == args.w.elements()), "step.rounding ends at {} of {}",
-        r.count > 0 ? r.ends[r.count - 1] : 0, args.w.elements());
+  CHECK(!narrow || (r.keys && r.count > 0 && r.ends[r.count - 1] == args.w.elements()),
+        "step.rounding ends at {} of {}", r.count > 0 ? r.ends[r.count - 1] : 0, args.w.elements());
   CHECK(args.c1 > 0 && args.c2 > 0, "bias corrections {} and {}", args.c1, args.c2);
 }
 
@@ -45,6 +48,7 @@ void adamw_step(const Context& ctx, const AdamStep& args) {
 }
 
 void lamb_step(const Context& ctx, const AdamStep& args) {
+  CHECK(!args.packed, "lamb_step writes no packed copy");
   check_step(ctx, args);
   if (args.w.elements() == 0) return;
   OpScope scope(ctx, OpFamily::kOptimizer);

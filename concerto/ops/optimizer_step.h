@@ -9,16 +9,17 @@
 // takes them before they are rounded; LAMB's takes them as stored, since its second pass has nothing else.
 #pragma once
 
-#include "concerto/ops/context.h"
 #include "concerto/ops/moment_rounding.h"
+#include "concerto/ops/packed_weight.h"
 
 namespace concerto {
 
 struct AdamStep {
-  View w;     // stat, dense, any shape (master weight)
-  View m, v;  // stat, or both bf16 where stat is f32
-  View grad;  // stat, read only
-  View copy;  // compute copy of w, or null
+  View w;                    // stat, dense, any shape (master weight)
+  View m, v;                 // stat, or both bf16 where stat is f32
+  View grad;                 // stat, read only
+  View copy;                 // compute copy of w, or null
+  PackedWeight packed = {};  // AdamW: w as a bf16 copy, packed, written in the same pass; or null
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0, c1 = 1, c2 = 1, grad_scale = 1;
   MomentRounding rounding = {};  // over all of w; for bf16 moments only
 };

@@ -139,7 +139,7 @@ TEST_F(OptimizerFixture, Bf16MomentsAreRoundedByNameSeedAndStep) {
   const auto moments = [&](uint64_t seed, int64_t step, int64_t experts) {
     ModelConfig c = model();
     c.moe_num_experts = experts;  // fewer: other tensors beside it, and another place
-    ParameterStore narrow(tensor_specs(c), DType::kF32, StoreUse::kTrain, DType::kBF16);
+    ParameterStore narrow(tensor_specs(c), DType::kF32, StoreUse::kTrain, nullptr, DType::kBF16);
     narrow.initialize(c, Init::kHuggingFace, 1, pool);
     for (int i = 0; i < narrow.size(); ++i)
       for (int64_t j = 0; j < narrow.gradient(i).elements(); ++j)

@@ -31,8 +31,9 @@ class Optimizer {
   // own.
   struct Piece {
     View w, m, v, grad, copy;
+    PackedWeight packed;
     bool decays = false, router = false;
-    std::vector<uint64_t> streams = {};  // of its tensors: MomentRounding
+    std::vector<uint64_t> streams = {};  // of its tensors: what bf16 moments are rounded with
     std::vector<int64_t> ends = {};
   };
   void add_piece(int first, int last);
@@ -41,6 +42,7 @@ class Optimizer {
   OptimizerSection settings_;
   uint64_t seed_;
   std::vector<Piece> pieces_;
+  mutable std::vector<RoundingKey> keys_;  // of a piece's tensors at this step; none unless moments are bf16
 };
 
 }  // namespace concerto

@@ -15,8 +15,34 @@ struct Layout {
   int64_t elements = 0, copy_elements = 0;
 };
 
-bool wants_copy(const TensorSpec& s, DType compute) {
-  return compute != stat_dtype(compute) && s.shape.rank() >= 2 && !s.keep_f32;
+bool is_matrix(const TensorSpec& s) { return s.shape.rank() >= 2 && !s.keep_f32; }
+
+// Of the products that read this tensor; null if none does.
+const WeightPacking* packing_of(const TensorSpec& s, const Backend& backend, bool tied_head) {
+  switch (s.role) {
+    case TensorRole::kEmbedding:
+      return tied_head ? backend.linear.packing : nullptr;
+    case TensorRole::kHead:
+    case TensorRole::kAttentionIn:
+    case TensorRole::kAttentionOut:
+    case TensorRole::kMlpIn:
+    case TensorRole::kMlpDown:
+    case TensorRole::kSharedIn:
+    case TensorRole::kSharedDown:
+    case TensorRole::kMtpProjection:
+      return backend.linear.packing;
+    case TensorRole::kExpertIn:
+    case TensorRole::kExpertDown:
+      return backend.grouped_linear.packing;
+    default:
+      return nullptr;
+  }
+}
+
+// Whether a product writes the whole gradient.
+bool is_product_weight(const TensorSpec& s) {
+  return s.trainable && s.shape.rank() >= 2 && s.role != TensorRole::kEmbedding && s.role != TensorRole::kRouter &&
+         s.role != TensorRole::kCorrectionBias;
 }
 
 DType moment_dtype(DType compute, DType moments) {
@@ -26,7 +52,7 @@ DType moment_dtype(DType compute, DType moments) {
 }
 
 // In an inference store with compute copies, only what has no copy needs a place among the masters.
-Layout lay_out(const std::vector<TensorSpec>& specs, DType compute, StoreUse use) {
+Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::vector<uint8_t>& copies) {
   Layout l;
   for (size_t i = 0; i < specs.size(); ++i) {
     const TensorSpec& s = specs[i];
@@ -35,7 +61,7 @@ Layout lay_out(const std::vector<TensorSpec>& specs, DType compute, StoreUse use
       l.elements = align_up(l.elements, kAlignElements);
       l.copy_elements = align_up(l.copy_elements, kAlignElements);
     }
-    const bool copy = wants_copy(s, compute), master = use == StoreUse::kTrain || !copy;
+    const bool copy = copies[i], master = use == StoreUse::kTrain || !copy;
     l.offsets.push_back(master ? l.elements : -1);
     l.copy_offsets.push_back(copy ? l.copy_elements : -1);
     if (master) l.elements += s.shape.elements();
@@ -48,13 +74,19 @@ Layout lay_out(const std::vector<TensorSpec>& specs, DType compute, StoreUse use
 
 }  // namespace
 
-ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, DType moments)
+ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for,
+                               DType moments)
     : specs_(std::move(specs)),
       compute_(compute),
       stat_(stat_dtype(compute)),
       moments_(moment_dtype(compute, moments)),
       use_(use) {
-  Layout l = lay_out(specs_, compute_, use_);
+  packed_run_of_.assign(specs_.size(), -1);
+  unwritten_.assign(specs_.size(), 0);
+  if (packs_for && trains() && compute_ == DType::kBF16) find_packed_runs(*packs_for);
+  std::vector<uint8_t> copies;
+  for (int i = 0; i < size(); ++i) copies.push_back(wants_copy(i));
+  Layout l = lay_out(specs_, use_, copies);
   offsets_ = std::move(l.offsets);
   copy_offsets_ = std::move(l.copy_offsets);
   elements_ = l.elements;
@@ -73,12 +105,43 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   }
 }
 
-int64_t ParameterStore::predicted_bytes(const std::vector<TensorSpec>& specs, DType compute, StoreUse use,
-                                        DType moments) {
-  const Layout l = lay_out(specs, compute, use);
-  const int64_t stat = dtype_bytes(stat_dtype(compute));
-  const int64_t element = use == StoreUse::kTrain ? 2 * stat + 2 * dtype_bytes(moment_dtype(compute, moments)) : stat;
-  return element * l.elements + l.copy_elements * dtype_bytes(compute);
+bool ParameterStore::wants_copy(int i) const {
+  if (compute_ == stat_ || !is_matrix(specs_[i]) || packed_run_of_[i] >= 0) return false;
+  return packed_runs_.empty() || specs_[i].role != TensorRole::kEmbedding;
+}
+
+void ParameterStore::find_packed_runs(const Backend& backend) {
+  int64_t bytes = 0;
+  const bool tied_head =
+      std::none_of(specs_.begin(), specs_.end(), [](const TensorSpec& s) { return s.role == TensorRole::kHead; });
+  for (int i = 0, end; i < size(); i = end) {
+    for (end = i + 1; end < size() && specs_[i].fused >= 0 && specs_[end].fused == specs_[i].fused;) ++end;
+    const WeightPacking* packing = packing_of(specs_[i], backend, tied_head);
+    if (!packing || !is_matrix(specs_[i])) continue;
+    int64_t rows = 0, groups = 1;
+    for (int j = i; j < end; ++j) {
+      rows += specs_[j].shape[0];
+      groups += j > i && specs_[j].expert != specs_[j - 1].expert;
+    }
+    PackedWeight place{.packing = packing, .groups = groups, .n = rows / groups, .k = specs_[i].shape[1]};
+    const int64_t forward = align_up(packed_forward_bytes(*packing, place.groups, place.n, place.k)),
+                  backward = align_up(packed_backward_bytes(*packing, place.groups, place.n, place.k));
+    place.forward = reinterpret_cast<char*>(bytes);  // offsets, until there is memory
+    place.backward = place.forward + forward;
+    bytes += forward + backward;
+    std::fill(packed_run_of_.begin() + i, packed_run_of_.begin() + end, static_cast<int>(packed_runs_.size()));
+    packed_runs_.push_back({i, end - i, place});
+  }
+  packs_ = Buffer(bytes, {"weights", "Use a smaller model, or a machine with more memory."});
+  for (PackedRun& run : packed_runs_) {
+    run.place.forward = packs_.data() + reinterpret_cast<int64_t>(run.place.forward);
+    run.place.backward = packs_.data() + reinterpret_cast<int64_t>(run.place.backward);
+  }
+}
+
+int64_t ParameterStore::bytes() const {
+  const int64_t element = trains() ? 2 * dtype_bytes(stat_) + 2 * dtype_bytes(moments_) : dtype_bytes(stat_);
+  return element * elements_ + copy_elements_ * dtype_bytes(compute_) + packs_.bytes();
 }
 
 int ParameterStore::find(const std::string& name) const {
@@ -121,11 +184,47 @@ bool ParameterStore::has_copy(int i) const { return copy_offsets_[i] >= 0; }
 
 View ParameterStore::weight(ParamRef r) const {
   if (!r) return {};
+  if (packed_run_of_[r.first] >= 0) return View(nullptr, r.shape, compute_);
   return has_copy(r.first) ? slice(copies_, copy_offsets_[r.first], compute_, r.shape)
                            : slice(master_, offsets_[r.first], stat_, r.shape);
 }
+View ParameterStore::table(ParamRef r) const {
+  return packed_run_of_[r.first] >= 0 ? slice(master_, offsets_[r.first], stat_, r.shape) : weight(r);
+}
+
+PackedWeight ParameterStore::packed(const Context& ctx, ParamRef r) const {
+  if (!r || packed_run_of_[r.first] < 0) return {};
+  const PackedRun& run = packed_runs_[static_cast<size_t>(packed_run_of_[r.first])];
+  CHECK(run.first == r.first && run.count == r.count, "{} of {}: a packed run is read as a whole", r.count, run.count);
+  if (stale_ && !ctx.dry_run) pack_stale(ctx);
+  return run.place;
+}
+
+PackedWeight ParameterStore::packed_from(int i) const {
+  const int run = packed_run_of_[i];
+  if (run < 0 || packed_runs_[static_cast<size_t>(run)].first != i) return {};
+  return packed_runs_[static_cast<size_t>(run)].place;
+}
+
+void ParameterStore::pack_stale(const Context& ctx) const {
+  for (const PackedRun& run : packed_runs_) {
+    const PackedWeight& to = run.place;
+    pack_weight(ctx, {.from = slice(master_, offsets_[run.first], stat_, {to.groups, to.n, to.k}), .to = to});
+  }
+  stale_ = false;
+}
+
 View ParameterStore::grad(ParamRef r) const {
-  return r ? slice(gradients_, offsets_[r.first], stat_, r.shape) : View{};
+  if (!r) return {};
+  CHECK(!unwritten_[r.first], "{}: only products write this gradient", specs_[r.first].name);
+  return slice(gradients_, offsets_[r.first], stat_, r.shape);
+}
+
+ProductGradient ParameterStore::product_gradient(const Context& ctx, ParamRef r) const {
+  if (!r) return {};
+  const bool fresh = unwritten_[r.first] && !ctx.dry_run;
+  if (fresh) std::fill_n(unwritten_.begin() + r.first, r.count, uint8_t{0});
+  return {slice(gradients_, offsets_[r.first], stat_, r.shape), !fresh};
 }
 View ParameterStore::master(int i) const { return slice(master_, offsets_[i], stat_, specs_[i].shape); }
 View ParameterStore::copy(int i) const {
@@ -137,6 +236,7 @@ View ParameterStore::moment2(int i) const { return slice(moment2_, offsets_[i], 
 
 void ParameterStore::set(int i, const float* values) {
   const int64_t n = specs_[i].shape.elements();
+  stale_ = true;
   if (offsets_[i] >= 0) {
     const View m = master(i);
     if (stat_ == DType::kF64)
@@ -164,6 +264,7 @@ void ParameterStore::get(int i, float* values) const {
 }
 
 void ParameterStore::refresh_copies() {
+  stale_ = true;
   for (int i = 0; i < size(); ++i) {
     if (!has_copy(i) || offsets_[i] < 0) continue;
     const float* m = master(i).as<float>();
@@ -172,14 +273,30 @@ void ParameterStore::refresh_copies() {
   }
 }
 
-void ParameterStore::zero_gradients(ThreadPool& pool) {
-  const int64_t bytes = elements_ * dtype_bytes(stat_);
-  pool.parallel_for(bytes, 1 << 16, [&](int64_t b, int64_t e, int) {
-    std::memset(gradients_.data() + b, 0, static_cast<size_t>(e - b));
-  });
+void ParameterStore::zero(ThreadPool& pool, int first, int count) const {
+  int64_t bytes = 0;
+  for (int i = first; i < first + count; ++i) bytes += specs_[i].shape.elements() * dtype_bytes(stat_);
+  auto* from = static_cast<char*>(gradient(first).data);
+  pool.parallel_for(bytes, 1 << 16,
+                    [&](int64_t b, int64_t e, int) { std::memset(from + b, 0, static_cast<size_t>(e - b)); });
+}
+
+void ParameterStore::clear_gradients(ThreadPool& pool) {
+  for (int i = 0; i < size(); ++i) {
+    unwritten_[i] = is_product_weight(specs_[i]);
+    if (!unwritten_[i]) zero(pool, i, 1);
+  }
+}
+
+void ParameterStore::settle_gradients(ThreadPool& pool) const {
+  for (int i = 0; i < size(); ++i) {
+    if (unwritten_[i]) zero(pool, i, 1);
+    unwritten_[i] = 0;
+  }
 }
 
 void ParameterStore::initialize(const ModelConfig& config, Init method, uint64_t seed, ThreadPool& pool) {
+  stale_ = true;
   for (int i = 0; i < size(); ++i) {
     const TensorSpec& s = specs_[i];
     const double std = init_std(config, s, method);

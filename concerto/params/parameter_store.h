@@ -5,6 +5,13 @@
 // Matrices exist in the compute type C for the products; norms, biases, the router and its correction bias are read in
 // the stat type, straight from the master weights. When C is the stat type there is no second copy. Weights for
 // inference have neither gradients nor moments.
+//
+// Where the backend packs weights of products (ops/packed_weight.h), a training store keeps their compute copies packed
+// and in no other form: `weight` then has a shape and no memory, and `packed` says where they lie. Embeddings are then
+// looked up in the master weights.
+//
+// Gradients of products need no zeros to be added to: after `clear_gradients` the first product of a step writes, later
+// ones add (`product_gradient`). `settle_gradients` zeroes what no product has written.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +21,7 @@
 #include <vector>
 
 #include "concerto/arch/model_spec.h"
-#include "concerto/base/thread_pool.h"
-#include "concerto/tensor/arena.h"
+#include "concerto/ops/backend.h"
 
 namespace concerto {
 
@@ -28,10 +34,16 @@ struct ParamRef {
 
 enum class StoreUse { kTrain, kInfer };
 
+struct ProductGradient {
+  View view;
+  bool accumulate = true;
+};
+
 class ParameterStore {
  public:
-  // `moments`: bf16, or f32 for the stat type.
-  ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, DType moments = DType::kF32);
+  // `packs_for`: whose packing a training store uses, or null. `moments`: bf16, or f32 for the stat type.
+  ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for = nullptr,
+                 DType moments = DType::kF32);
 
   const std::vector<TensorSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
@@ -45,30 +57,46 @@ class ParameterStore {
 
   // What a layer reads: compute type for matrices, stat type for the rest.
   View weight(ParamRef r) const;
-  View grad(ParamRef r) const;  // stat type
+  View table(ParamRef r) const;  // for look-ups: of the compute or the stat type
+  // The weight packed, all of a fused run; null if it is not. Packs first what was set since the last time.
+  PackedWeight packed(const Context& ctx, ParamRef r) const;
+  View grad(ParamRef r) const;  // stat type; zeros or sums, to be added to
+  // For the product whose result is the gradient of r in one micro-batch. Asking counts as writing, but in a dry run.
+  ProductGradient product_gradient(const Context& ctx, ParamRef r) const;
   // By spec index, for optimizer and checkpoint.
   View master(int i) const;  // stat type; Bug in an inference store whose compute type is narrower
-  View copy(int i) const;    // compute copy that must follow the master; null if none
+  View copy(int i) const;    // compute copy that must follow the master; null if there is none or it is packed
+  PackedWeight packed_from(int i) const;  // of the fused run that begins with tensor i; null if none
   View gradient(int i) const;
   View moment1(int i) const;  // moments' type
   View moment2(int i) const;
 
   // Sets tensor i from f32 values (rounds to the compute type as well).
   void set(int i, const float* values);
-  void get(int i, float* values) const;  // as f32, from the master if there is one
-  void refresh_copies();                 // compute copies from masters
-  void zero_gradients(ThreadPool& pool);
+  void get(int i, float* values) const;            // as f32, from the master if there is one
+  void refresh_copies();                           // compute copies from masters, packed ones when they are next read
+  void packed_copies_changed() { stale_ = true; }  // the masters have changed, their packed copies have not
+  void clear_gradients(ThreadPool& pool);
+  void settle_gradients(ThreadPool& pool) const;
   // Normal draws by (seed, name, element): independent of layout and of other tensors. Norms become one, biases zero.
   void initialize(const ModelConfig& config, Init method, uint64_t seed, ThreadPool& pool);
 
   int64_t elements() const { return elements_; }
-  static int64_t predicted_bytes(const std::vector<TensorSpec>& specs, DType compute, StoreUse use,
-                                 DType moments = DType::kF32);
-  int64_t bytes() const { return predicted_bytes(specs_, compute_, use_, moments_); }
+  int64_t bytes() const;
 
  private:
+  // A fused run of products' weights as [groups, n, k], packed in packs_.
+  struct PackedRun {
+    int first = 0, count = 0;
+    PackedWeight place;
+  };
+
   View slice(const Buffer& buffer, int64_t offset, DType dtype, const Shape& shape) const;
   bool has_copy(int i) const;
+  bool wants_copy(int i) const;
+  void find_packed_runs(const Backend& backend);
+  void pack_stale(const Context& ctx) const;
+  void zero(ThreadPool& pool, int first, int count) const;
 
   std::vector<TensorSpec> specs_;
   DType compute_, stat_, moments_;
@@ -77,7 +105,11 @@ class ParameterStore {
   std::vector<int64_t> copy_offsets_;  // elements, in compute copies; -1: none
   std::unordered_map<std::string, int> index_;
   int64_t elements_ = 0, copy_elements_ = 0;
-  Buffer master_, copies_, gradients_, moment1_, moment2_;
+  Buffer master_, copies_, gradients_, moment1_, moment2_, packs_;
+  std::vector<PackedRun> packed_runs_;
+  std::vector<int> packed_run_of_;          // by spec; -1: not packed
+  mutable bool stale_ = true;               // whether packed copies must be made from the masters
+  mutable std::vector<uint8_t> unwritten_;  // by spec: whether its gradient is still that of the last step
 };
 
 }  // namespace concerto

@@ -498,6 +498,7 @@ void Executor::run(const Schedule& schedule, std::span<const MicroBatch> micro_b
       slot.micro_batch = -1;
     }
   }
+  store_.settle_gradients(*ops().pool);
   output.aux_loss = values.balance;
   output.z_loss = values.z;
 }

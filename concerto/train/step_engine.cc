@@ -14,7 +14,7 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const TrainingSection& t = config.training;
   const DType compute = compute_dtype(t.dtype);
   check_backend(backend, compute);
-  store_ = std::make_unique<ParameterStore>(tensor_specs(model), compute, StoreUse::kTrain,
+  store_ = std::make_unique<ParameterStore>(tensor_specs(model), compute, StoreUse::kTrain, &backend,
                                             compute_dtype(config.optimizer.moments_dtype));
   stage_ = std::make_unique<Stage>(model, *store_, config.parallel.recompute, t.seq_length, t.routing_unit);
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
@@ -77,8 +77,8 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
                       std::string& why) {
   TraceWriter* const trace = executor_->trace();
   {
-    const TraceScope scope(trace, "zero gradients", "optimizer");
-    store_->zero_gradients(pool_);
+    const TraceScope scope(trace, "clear gradients", "optimizer");
+    store_->clear_gradients(pool_);
   }
   executor_->run(schedule_, micro_batches, output_);
   report.step = step;

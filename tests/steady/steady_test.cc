@@ -96,12 +96,13 @@ TEST(Steady, ARunningStepAllocatesNothing) {
     const char *dtype, *schedule;
     Recompute recompute;
     OptimizerName optimizer;
+    const char* moments = "f32";
   };
-  for (const auto& [dtype, schedule, recompute, optimizer] :
+  for (const auto& [dtype, schedule, recompute, optimizer, moments] :
        {Case{"bf16", "1f1b", Recompute::kNone, OptimizerName::kAdamW},
         Case{"f32", "1f1b", Recompute::kSelective, OptimizerName::kAdamW},
-        Case{"bf16", "zero_bubble", Recompute::kFull, OptimizerName::kAdamW},
-        Case{"f32", "zero_bubble", Recompute::kNone, OptimizerName::kLamb}}) {
+        Case{"bf16", "zero_bubble", Recompute::kFull, OptimizerName::kAdamW, "bf16"},
+        Case{"f32", "zero_bubble", Recompute::kNone, OptimizerName::kLamb, "bf16"}}) {
     const Workplace work;
     work.write_data("train", 30, 1);  // the epoch changes on the way
     RunConfig c = tiny_run_config(work);
@@ -111,6 +112,7 @@ TEST(Steady, ARunningStepAllocatesNothing) {
     c.parallel.schedule = schedule;
     c.parallel.recompute = recompute;
     c.optimizer.name = optimizer;
+    c.optimizer.moments_dtype = moments;
     c.training.steps = 14;
     c.checkpoint.every_steps = 0;
     c.checkpoint.export_model = false;

@@ -132,7 +132,7 @@ const StepOutput& TinyRun::step(std::span<const MicroBatch> batches) {
 }
 
 const StepOutput& TinyRun::step(const Schedule& schedule, std::span<const MicroBatch> batches) {
-  store.zero_gradients(pool_);
+  store.clear_gradients(pool_);
   executor.run(schedule, batches, output);
   return output;
 }

@@ -47,6 +47,7 @@ LinearKernels dense_kernels() {
                            const LinearBackwardInput& a) { dense().of(a.dy.dtype).backward_input(ctx, a); },
       .backward_weight = [](const Context& ctx,
                             const LinearBackwardWeight& a) { dense().of(a.x.dtype).backward_weight(ctx, a); },
+      .packing = dense().bf16.packing,
   };
 }
 

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 #include <dnnl.hpp>
 #include <memory>
 #include <vector>
@@ -221,6 +222,10 @@ void backward_input(const Context& ctx, const LinearBackwardInput& a) {
 
 void backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
   const int64_t m = a.dy.cols(), n = a.x.cols();
+  if (a.x.rows() == 0) {  // oneDNN leaves a result without a sum as it is
+    if (!ctx.dry_run) std::memset(a.dw.data, 0, static_cast<size_t>(m * n) * sizeof(float));
+    return;
+  }
   const Key key{.m = m,
                 .n = n,
                 .k = a.x.rows(),
@@ -232,7 +237,7 @@ void backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
                 .input = a.x.dtype,
                 .output = DType::kF32,
                 .bias = false,
-                .accumulate = true};
+                .accumulate = a.accumulate};
   run_slices(ctx, key, [&](int64_t row) { return Operands{at(a.dy, row), a.x.data, at(a.dw, row * n), nullptr}; });
   if (is_given(a.db)) add_column_sums(ctx, active_isa(), a.dy, static_cast<float*>(a.db.data));
 }

@@ -1,6 +1,7 @@
 #include "concerto/ops/cpu/own_products.h"
 
 #include "concerto/ops/cpu/product.h"
+#include "concerto/ops/cpu/weight_packing.h"
 
 namespace concerto::cpu {
 namespace {
@@ -10,9 +11,14 @@ const int32_t* ints_or_null(const View& v) { return v ? v.as<const int32_t>() : 
 
 template <Isa kIsa>
 void linear_forward(const Context& ctx, const LinearForward& a) {
-  row_product(
-      ctx, kIsa,
-      {.a = a.x, .b = a.w.data, .b_type = a.w.dtype, .n = a.w.dim(0), .bias = floats_or_null(a.bias), .out = a.y});
+  row_product(ctx, kIsa,
+              {.a = a.x,
+               .b = a.w.data,
+               .packed = a.packed.forward,
+               .b_type = a.w.dtype,
+               .n = a.w.dim(0),
+               .bias = floats_or_null(a.bias),
+               .out = a.y});
 }
 
 template <Isa kIsa>
@@ -20,6 +26,7 @@ void linear_backward_input(const Context& ctx, const LinearBackwardInput& a) {
   row_product(ctx, kIsa,
               {.a = a.dy,
                .b = a.w.data,
+               .packed = a.packed.backward,
                .b_type = a.w.dtype,
                .reduce_rows = true,
                .n = a.w.dim(1),
@@ -29,7 +36,8 @@ void linear_backward_input(const Context& ctx, const LinearBackwardInput& a) {
 
 template <Isa kIsa>
 void linear_backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
-  weight_product(ctx, kIsa, {.a = a.dy, .b = a.x, .rows = a.x.rows(), .out = a.dw.as<float>()});
+  weight_product(ctx, kIsa,
+                 {.a = a.dy, .b = a.x, .rows = a.x.rows(), .out = a.dw.as<float>(), .accumulate = a.accumulate});
   if (a.db) add_column_sums(ctx, kIsa, a.dy, a.db.as<float>());
 }
 
@@ -40,6 +48,7 @@ void grouped_forward(const Context& ctx, const GroupedLinearForward& a) {
                .gathers = static_cast<bool>(a.row_token),
                .a_row = ints_or_null(a.row_token),
                .b = a.w.data,
+               .packed = a.packed.forward,
                .b_type = a.w.dtype,
                .n = a.w.dim(1),
                .offsets = ints_or_null(a.offsets),
@@ -54,6 +63,7 @@ void grouped_backward_input(const Context& ctx, const GroupedLinearBackwardInput
                .gathers = static_cast<bool>(a.row_token),
                .a_row = ints_or_null(a.row_token),
                .b = a.w.data,
+               .packed = a.packed.backward,
                .b_type = a.w.dtype,
                .reduce_rows = true,
                .n = a.w.dim(2),
@@ -73,7 +83,8 @@ void grouped_backward_weight(const Context& ctx, const GroupedLinearBackwardWeig
                   .rows = a.x_row_token ? a.x_row_token.dim(0) : a.x.dim(0),
                   .offsets = ints_or_null(a.offsets),
                   .groups = a.dw.dim(0),
-                  .out = a.dw.as<float>()});
+                  .out = a.dw.as<float>(),
+                  .accumulate = a.accumulate});
 }
 
 template <Isa kIsa>
@@ -107,8 +118,9 @@ struct Tables {
 template <Isa kIsa>
 Tables tables_of() {
   Tables t;
-  t.linear = {linear_forward<kIsa>, linear_backward_input<kIsa>, linear_backward_weight<kIsa>};
-  t.grouped = {grouped_forward<kIsa>, grouped_backward_input<kIsa>, grouped_backward_weight<kIsa>};
+  t.linear = {linear_forward<kIsa>, linear_backward_input<kIsa>, linear_backward_weight<kIsa>, weight_packing(kIsa)};
+  t.grouped = {grouped_forward<kIsa>, grouped_backward_input<kIsa>, grouped_backward_weight<kIsa>,
+               weight_packing(kIsa)};
   t.router.logits = router_logits_product<kIsa>;
   t.router.logits_backward_input = router_logits_product_backward_input<kIsa>;
   t.router.logits_backward_weight = router_logits_product_backward_weight<kIsa>;

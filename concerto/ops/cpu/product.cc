@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "concerto/ops/cpu/product_kernels.h"
+#include "concerto/ops/cpu/weight_packing.h"
 
 namespace concerto::cpu {
 namespace {
@@ -19,6 +20,8 @@ struct TileSize {
 // high, and go through their rows kWeightRows at a time. Rows are a multiple of every mr.
 constexpr TileSize kRowTile{96, 512}, kWeightTile{1536, 512}, kSmallestTile{48, 64};
 constexpr int64_t kWeightRows = 192;
+// Words of a reduction over which a row product sums a panel of the result before it goes on to the next panel.
+constexpr int64_t kStretchWords = 4 * kTileWords;
 // Words of packed weights that a thread keeps: 16 MB, where there are many threads less, for all share the last cache
 // level and memory. A longer reduction takes narrower tiles, and past the narrowest packs its weights again for every
 // tile.
@@ -28,6 +31,9 @@ int64_t kept_words(int threads) { return std::clamp(8 * kMostKeptWords / threads
 constexpr int64_t kBandBytes = 192 * 1024;
 // Bytes of weights that are fetched while others are in use: both fit the second cache level.
 constexpr int64_t kMostFetched = 512 * 1024;
+
+// Bytes of a result that may still be in the caches when it is read next.
+constexpr int64_t kMostCached = 8 << 20;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -183,6 +189,10 @@ void check_groups(const int32_t* offsets, int64_t groups, int64_t rows) {
   for (int64_t e = 0; e < groups; ++e) CHECK(offsets[e] <= offsets[e + 1], "offsets fall at group {}", e);
 }
 
+void clear(ThreadPool& pool, float* out, int64_t count) {
+  pool.parallel_for(count, 1 << 14, [&](int64_t begin, int64_t end, int) { std::fill(out + begin, out + end, 0.0f); });
+}
+
 }  // namespace
 
 const ProductKernels& product_kernels(Isa isa, bool bf16) {
@@ -199,16 +209,21 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b_type == DType::kBF16);
   const int64_t rows = p.out.rows(), k = p.a.cols(), words = ceil_div(k, kernels.unit);
   TileSize size = choose_tile(kRowTile, rows, p.n, 1, ctx.pool->size());
-  const int64_t most_kept = kept_words(ctx.pool->size());
+  const bool packed = p.packed != nullptr;
+  CHECK(!packed || kernels.unit == 2, "packed weights are pairs of bf16");
+  const int64_t most_kept = packed ? INT64_MAX : kept_words(ctx.pool->size());
   while (words * size.columns > most_kept && size.columns > kNarrowestKept) size.columns /= 2;
   const int64_t column_blocks = ceil_div(p.n, size.columns), step = kTileWords * kernels.unit;
   const int64_t panels_max = ceil_div(ceil_div(p.n, kernels.nr), column_blocks);
   const int64_t kept = std::min(words, most_kept / size.columns / kTileWords * kTileWords),
                 strides = ceil_div(words, kept);
-  const int64_t a_panel = a_panel_words(kernels), b_panel = kept * kernels.nr + kPanelGap;
+  const PackedPanels whole = packed_panels(kernels, p.n, k);
+  const int64_t a_panel = a_panel_words(kernels), b_panel = packed ? whole.panel_words : kept * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
-  const Workspaces workspaces(ctx, size.rows / kernels.mr * a_panel, panels_max * b_panel,
+  const int64_t a_block = size.rows / kernels.mr * a_panel,
+                most_parts = ceil_div(std::min(words, kStretchWords), kTileWords);
+  const Workspaces workspaces(ctx, most_parts * a_block, packed ? 0 : panels_max * b_panel,
                               size.rows * panels_max * kernels.nr,
                               p.gathers ? space_words(p.a, size.rows * std::min(k, step)) : 0);
   TileList tiles{static_cast<int64_t*>(ctx.scratch->take_bytes((p.groups + 1) * 8)), p.groups};
@@ -247,7 +262,31 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
                  {r.begin + group.begin, r.end + group.begin},
                  part_of(p.n, column_blocks, local / row_blocks, kernels.nr)};
   };
-  // Tiles of the same weights, which are packed once, to the same thread.
+  const auto packed_at = [&](int64_t e, int64_t column) {
+    return static_cast<const uint32_t*>(p.packed) + e * whole.matrix_words + column / kernels.nr * whole.panel_words;
+  };
+  // What is read after the words before `w` of a tile: later ones of its rows, or the next tile's rows and weights.
+  const auto after = [&](int64_t tile, int64_t w, int64_t next_tile) {
+    const Place place = place_of(tile);
+    const int64_t register_tiles = ceil_div(place.rows.size(), kernels.mr) * ceil_div(place.columns.size(), kernels.nr);
+    if (w < words)
+      return ahead_of(p.a, p.a_row, place.rows.begin, place.rows.size(), w * kernels.unit,
+                      std::min(k - w * kernels.unit, step), register_tiles);
+    if (next_tile < 0) return Ahead{};
+    const Place next = place_of(next_tile);
+    Ahead ahead = ahead_of(p.a, p.a_row, next.rows.begin, next.rows.size(), 0,
+                           std::min(k, kStretchWords * kernels.unit), register_tiles);
+    const int64_t weights = next.columns.size() * k * dtype_bytes(p.b_type);
+    const bool one_run = packed || !p.reduce_rows || next.columns.size() == p.n;
+    if (strides == 1 && one_run && weights <= kMostFetched &&
+        (next.e != place.e || next.column_block != place.column_block)) {
+      ahead.run = packed ? reinterpret_cast<const char*>(packed_at(next.e, next.columns.begin))
+                         : at(p.b, next.e * p.n * k + next.columns.begin * b_stride, p.b_type);
+      ahead.run_bytes = weights;
+    }
+    return ahead;
+  };
+  // Tiles of the same weights, which are packed or fetched once, to the same thread.
   constexpr int64_t kMostRun = 8;
   const int64_t keys = p.groups * column_blocks;
   const int64_t run = keys == 1 ? 1 : std::clamp<int64_t>(tiles.count() / keys, 1, kMostRun);
@@ -257,62 +296,57 @@ void row_product(const Context& ctx, Isa isa, const RowProduct& p) {
     const auto [e, column_block, r, columns] = place_of(tile);
     if (columns.size() == 0 || r.size() == 0) return;
 
-    const int64_t panels = ceil_div(columns.size(), kernels.nr), sums_stride = panels * kernels.nr;
+    const int64_t panels = ceil_div(columns.size(), kernels.nr), whole_panels = columns.size() / kernels.nr;
     const void* b = at(p.b, e * p.n * k, p.b_type);
-    char* out = const_cast<char*>(at(p.out.data, r.begin * p.out.row_stride + columns.begin, p.out.dtype));
+    const auto out_at = [&, begin = r.begin * p.out.row_stride + columns.begin](int64_t panel) {
+      return const_cast<char*>(at(p.out.data, begin + panel * kernels.nr, p.out.dtype));
+    };
     for (int64_t s = 0; s < strides; ++s) {
       const int64_t kept_begin = s * kept, kept_end = std::min(words, kept_begin + kept);
-      if (const int64_t key = e * column_blocks + column_block; strides > 1 || holds != key) {
+      if (const int64_t key = e * column_blocks + column_block; !packed && (strides > 1 || holds != key)) {
         const int64_t from = kept_begin * kernels.unit, count = std::min(k, kept_end * kernels.unit) - from;
         pack_b(at(b, p.reduce_rows ? from * b_stride + columns.begin : columns.begin * b_stride + from, p.b_type),
                b_stride, columns.size(), count, space.b, b_panel);
         holds = key;
       }
-      for (int64_t w = kept_begin; w < kept_end; w += kTileWords) {
-        const int64_t w_end = std::min(kept_end, w + kTileWords), from = w * kernels.unit;
-        const int64_t count = std::min(k, w_end * kernels.unit) - from;
-        const Block a = block_of(p.a, p.a_row, r.begin, r.size(), from, count, space.rows);
-        pack_a(a.data, a.stride, r.size(), count, space.a, a_panel);
-        Ahead ahead;
-        const int64_t register_tiles = ceil_div(r.size(), kernels.mr) * panels;
-        const int64_t later = from + count < k ? from + count : 0, width = std::min(k - later, step);
-        if (later > 0) {
-          ahead = ahead_of(p.a, p.a_row, r.begin, r.size(), later, width, register_tiles);
-        } else if (next_tile >= 0) {
-          const Place next = place_of(next_tile);
-          ahead = ahead_of(p.a, p.a_row, next.rows.begin, next.rows.size(), 0, width, register_tiles);
-          const int64_t weights = next.columns.size() * k * dtype_bytes(p.b_type);
-          const bool one_run = !p.reduce_rows || next.columns.size() == p.n;
-          if (strides == 1 && one_run && weights <= kMostFetched &&
-              (next.e != e || next.column_block != column_block)) {
-            ahead.run = at(p.b, next.e * p.n * k + next.columns.begin * b_stride, p.b_type);
-            ahead.run_bytes = weights;
-          }
+      for (int64_t w = kept_begin; w < kept_end; w += kStretchWords) {
+        const int64_t w_end = std::min(kept_end, w + kStretchWords), parts = ceil_div(w_end - w, kTileWords);
+        for (int64_t part = 0; part < parts; ++part) {
+          const int64_t from = (w + part * kTileWords) * kernels.unit, count = std::min(k - from, step);
+          const Block a = block_of(p.a, p.a_row, r.begin, r.size(), from, count, space.rows);
+          pack_a(a.data, a.stride, r.size(), count, space.a + part * a_block, a_panel);
         }
-        const uint32_t* b_words = space.b + (w - kept_begin) * kernels.nr;
-        const int64_t straight = w_end == words && finish != Finish::kKeep ? columns.size() / kernels.nr : 0;
-        if (straight > 0)
-          kernels.tile(space.a, a_panel, b_words, b_panel, space.sums, sums_stride, r.size(), straight, w_end - w,
-                       w == 0, finish, out, p.out.row_stride, &ahead);
-        if (straight < panels)
-          kernels.tile(space.a, a_panel, b_words + straight * b_panel, b_panel, space.sums + straight * kernels.nr,
-                       sums_stride, r.size(), panels - straight, w_end - w, w == 0, Finish::kKeep, nullptr, 0, &ahead);
+        Ahead ahead = after(tile, w_end, next_tile);
+        const uint32_t* b_words = (packed ? packed_at(e, columns.begin) : space.b) + (w - kept_begin) * kernels.nr;
+        const bool once = words <= kTileWords && finish != Finish::kKeep;
+        for (int64_t j = 0; j < panels;) {
+          const bool straight = finish != Finish::kKeep && j < whole_panels;
+          const int64_t wide = once && straight ? whole_panels : 1;
+          float* sums = space.sums + j * size.rows * kernels.nr;
+          for (int64_t part = 0; part < parts; ++part) {
+            const int64_t begin = w + part * kTileWords, end = std::min(w_end, begin + kTileWords);
+            const Finish to = straight && end == words ? finish : Finish::kKeep;
+            kernels.tile(space.a + part * a_block, a_panel, b_words + j * b_panel + part * kTileWords * kernels.nr,
+                         b_panel, sums, kernels.nr, r.size(), wide, end - begin, begin == 0, to, out_at(j),
+                         p.out.row_stride, &ahead);
+          }
+          if (w_end == words && !straight)
+            store(sums, kernels.nr, r.size(), std::min<int64_t>(kernels.nr, columns.size() - j * kernels.nr),
+                  p.bias ? p.bias + columns.begin + j * kernels.nr : nullptr, out_at(j), p.out.row_stride,
+                  p.accumulate);
+          j += wide;
+        }
       }
     }
-    const int64_t stored = finish == Finish::kKeep ? 0 : columns.size() / kernels.nr * kernels.nr;
-    if (stored < columns.size())
-      store(space.sums + stored, sums_stride, r.size(), columns.size() - stored,
-            p.bias ? p.bias + columns.begin + stored : nullptr, out + stored * dtype_bytes(p.out.dtype),
-            p.out.row_stride, p.accumulate);
   });
 }
 
 void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
-  if (p.rows == 0 || p.b.cols() == 0) return;
+  if (p.a.cols() == 0 || p.b.cols() == 0 || (p.rows == 0 && p.accumulate)) return;
   const ProductKernels& kernels = product_kernels(isa, p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16);
   const int64_t rows = p.rows, m = p.a.cols(), n = p.b.cols();
   const int64_t panels_max = ceil_div(std::min(n, kWeightTile.columns), kernels.nr);
-  const int64_t step = kTileWords * kernels.unit;  // rows of the sum taken at a time
+  const int64_t step = kTileWords * kernels.unit;  // rows of the sum in a block of words
   const int64_t a_panel = a_panel_words(kernels), b_panel = kTileWords * kernels.nr + kPanelGap;
 
   ArenaScope scope(*ctx.scratch);
@@ -324,8 +358,12 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
 
   // Groups with most rows first, so that the last tiles to be taken are small ones.
   int64_t groups = 0;
-  for (int64_t e = 0; e < p.groups; ++e)
-    if (group_rows(p.offsets, e, rows).size() > 0) order[groups++] = static_cast<int32_t>(e);
+  for (int64_t e = 0; e < p.groups; ++e) {
+    if (group_rows(p.offsets, e, rows).size() > 0)
+      order[groups++] = static_cast<int32_t>(e);
+    else if (!p.accumulate)
+      clear(*ctx.pool, p.out + e * m * n, m * n);
+  }
   std::sort(order, order + groups, [&](int32_t x, int32_t y) {
     const int64_t size_x = group_rows(p.offsets, x, rows).size(), size_y = group_rows(p.offsets, y, rows).size();
     return size_x != size_y ? size_x > size_y : x < y;
@@ -349,20 +387,24 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     return Place{e, group_rows(p.offsets, e, rows), part_of(m, row_blocks, local / column_blocks, kernels.mr),
                  part_of(n, column_blocks, local % column_blocks, kernels.nr)};
   };
-  // The block of A that is read after rows [i, i + kWeightRows) of the result over words from r on.
-  const auto a_after = [&](const Place& place, int64_t r, int64_t i, int64_t next_tile) -> Ahead {
+  // The block of A that is read after rows [i, i + kWeightRows) of the result over `count` rows from r on.
+  const auto a_after = [&](const Place& place, int64_t r, int64_t count, int64_t i, int64_t next_tile) -> Ahead {
     const int64_t height = std::min(kWeightRows, place.rows.end - i),
-                  register_tiles = ceil_div(height, kernels.mr) * ceil_div(place.columns.size(), kernels.nr);
+                  register_tiles =
+                      ceil_div(height, kernels.mr) * ceil_div(place.columns.size(), kernels.nr) * ceil_div(count, step);
     const auto block = [&](const Place& at, int64_t first, int64_t row) {
       return ahead_of(p.a, p.a_row, first, std::min(step, at.group.end - first), row,
                       std::min(kWeightRows, at.rows.end - row), register_tiles);
     };
     if (i + height < place.rows.end) return block(place, r, i + height);
-    if (r + step < place.group.end) return block(place, r + step, place.rows.begin);
+    if (r + count < place.group.end) return block(place, r + count, place.rows.begin);
     if (next_tile < 0) return {};
     const Place next = place_of(next_tile);
     return block(next, next.group.begin, next.rows.begin);
   };
+
+  const bool at_lines = n % 16 == 0 && reinterpret_cast<uintptr_t>(p.out) % 64 == 0,
+             streams = !p.accumulate && at_lines && p.groups * m * n * 4 > kMostCached;
 
   // The rows of the result after [i, i + count).
   const View out_rows(p.out, {p.groups * m, n}, DType::kF32);
@@ -382,6 +424,10 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
     const int64_t whole = j.size() / kernels.nr, stored = whole * kernels.nr;
     for (int64_t r = group.begin; r < group.end; r += step) {
       const int64_t count = std::min(step, group.end - r), words = ceil_div(count, kernels.unit);
+      const bool adds = p.accumulate || r > group.begin;
+      const Finish finish = adds                               ? Finish::kAddF32
+                            : streams && r + step >= group.end ? Finish::kStreamF32
+                                                               : Finish::kStoreF32;
       const Block b = block_of(p.b, p.b_row, r, count, j.begin, j.size(), space.rows);
       pack_b(b.data, b.stride, j.size(), count, space.b, b_panel);
       for (int64_t i = rows_of.begin; i < rows_of.end; i += kWeightRows) {
@@ -389,18 +435,19 @@ void weight_product(const Context& ctx, Isa isa, const WeightProduct& p) {
         float* out = p.out + (e * m + i) * n + j.begin;
         const Block a = block_of(p.a, p.a_row, r, count, i, height, space.rows);
         pack_a(a.data, a.stride, height, count, space.a, a_panel);
-        Ahead ahead = a_after(place, r, i, next_tile);
+        Ahead ahead = a_after(place, r, count, i, next_tile);
         // Few words: the result costs more than the products. It is gone through along its rows, the next ones fetched.
-        const int64_t band = words * j.size() * 4 <= kBandBytes ? 2 * kernels.mr : height;
+        const bool along_rows = adds && words * j.size() * 4 <= kBandBytes;
+        const int64_t band = along_rows ? 2 * kernels.mr : height;
         for (int64_t row = 0; whole > 0 && row < height; row += band) {
-          if (band < height) ahead = out_after(place, i + row, band);
+          if (along_rows) ahead = out_after(place, i + row, band);
           kernels.tile(space.a + row / kernels.mr * a_panel, a_panel, space.b, b_panel, space.sums, 0,
-                       std::min(band, height - row), whole, words, true, Finish::kAddF32, out + row * n, n, &ahead);
+                       std::min(band, height - row), whole, words, true, finish, out + row * n, n, &ahead);
         }
         if (stored < j.size()) {
           kernels.tile(space.a, a_panel, space.b + whole * b_panel, b_panel, space.sums, kernels.nr, height, 1, words,
                        true, Finish::kKeep, nullptr, 0, &ahead);
-          kernels.store[kSourceF32](space.sums, kernels.nr, height, j.size() - stored, nullptr, out + stored, n, true);
+          kernels.store[kSourceF32](space.sums, kernels.nr, height, j.size() - stored, nullptr, out + stored, n, adds);
         }
       }
     }

@@ -17,6 +17,7 @@ struct RowProduct {
   bool gathers = false;            // whether there is an a_row: in a dry run it has no address
   const int32_t* a_row = nullptr;  // [R] or null
   const void* b = nullptr;         // [groups, N, K] if reduce_rows is false, else [groups, K, N]; dense
+  const void* packed = nullptr;    // b as weight_packing.h packs it, or null; b is then not read
   DType b_type = DType::kF32;
   bool reduce_rows = false;
   int64_t n = 0;
@@ -28,7 +29,7 @@ struct RowProduct {
 };
 void row_product(const Context& ctx, Isa isa, const RowProduct& p);
 
-// out_e += A_e^T B_e over the rows of group e, in row order.
+// out_e (+)= A_e^T B_e over the rows of group e, in row order. A group without rows gives zeros.
 struct WeightProduct {
   View a;  // [R, M] f32 or bf16, strided rows; with a_row: row r is row a_row[r] of it
   View b;  // [R, N], likewise with b_row
@@ -38,6 +39,7 @@ struct WeightProduct {
   const int32_t* offsets = nullptr;
   int64_t groups = 1;
   float* out = nullptr;  // [groups, M, N] dense
+  bool accumulate = true;
 };
 void weight_product(const Context& ctx, Isa isa, const WeightProduct& p);
 

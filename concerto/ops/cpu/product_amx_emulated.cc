@@ -27,6 +27,8 @@ struct Vec {
     return x;
   }
   static void store(float* p, const Sum& x) { __builtin_memcpy(p, &x, sizeof x); }
+  static void stream(float* p, const Sum& x) { store(p, x); }
+  static void settle() {}
   static void store_bf16(Bits16* p, const Sum& x);
 };
 

@@ -19,6 +19,8 @@ struct Vec {
   static Sum add(Sum a, Sum b) { return _mm256_add_ps(a, b); }
   static Sum load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Sum x) { _mm256_storeu_ps(p, x); }
+  static void stream(float* p, Sum x) { _mm256_stream_ps(p, x); }
+  static void settle() { _mm_sfence(); }
   static void store_bf16(Bits16* p, Sum x) {  // as from_float in product_kernels_body.h
     const __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16);
     const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));

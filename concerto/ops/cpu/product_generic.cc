@@ -23,6 +23,8 @@ struct Vec {
   static void store(float* p, Sum x) {
     for (int i = 0; i < kLanes; ++i) p[i] = x.lane[i];
   }
+  static void stream(float* p, Sum x) { store(p, x); }
+  static void settle() {}
   static void store_bf16(Bits16* p, Sum x);
   static Words load_words(const uint32_t* p) {
     Words w;

@@ -21,8 +21,9 @@ constexpr int64_t kPanelGap = 16;
 // What products read. bf16 data comes as its bits.
 enum Source { kSourceF32 = 0, kSourceBF16 = 1 };
 
-// Where the sums of a tile go: to c, or rounded once to out.
-enum class Finish { kKeep, kStoreF32, kStoreBF16, kAddF32 };
+// Where the sums of a tile go: to c, or rounded once to out. kStreamF32 stores past the caches what is read next much
+// later; out and its rows begin at cache lines.
+enum class Finish { kKeep, kStoreF32, kStreamF32, kStoreBF16, kAddF32 };
 
 // Memory that is read next. `tile` may fetch it to the second cache level while it multiplies: of the rows some lines
 // for every register tile, of the run a line for every word.

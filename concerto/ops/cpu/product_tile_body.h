@@ -1,6 +1,6 @@
 // The product kernel on matrix tiles (tile.h). Included by product_amx.cc and by the sources that build it on emulated
 // tiles, after product_kernels_body.h and under its rules, with kRows 16, kVectors 2 and kLanes 16. Vec has besides:
-// type Sum, add, load, store, store_bf16.
+// type Sum, add, load, store, stream, store_bf16; settle() after stream.
 //
 // A panel of A holds 16 rows as tiles: [words / 16][16 rows][16 words], the last filled up with zeros to whole tiles. A
 // panel of B, [words][32], is two columns of tiles as it is. Per 16 words a block of 32 x 32 (for the last 16 rows of a
@@ -124,6 +124,11 @@ void block(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t 
         Vec::store(static_cast<float*>(to.out) + i * to.out_stride + j, sum);
       });
       break;
+    case Finish::kStreamF32:
+      each_sum([&](auto sum, int64_t i, int64_t j) {
+        Vec::stream(static_cast<float*>(to.out) + i * to.out_stride + j, sum);
+      });
+      break;
     case Finish::kStoreBF16:
       each_sum([&](auto sum, int64_t i, int64_t j) {
         Vec::store_bf16(static_cast<Bits16*>(to.out) + i * to.out_stride + j, sum);
@@ -176,9 +181,8 @@ void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b
                     smaller(2 * kRows, rows - i), out_at(i, j));
       }
     }
-  if (paired == rows) return;
   const uint32_t* a_rest = a + paired / kRows * a_panel_words;
-  int64_t j = 0;
+  int64_t j = paired == rows ? panels : 0;
   for (; j + 2 <= panels; j += 2) {
     fetch_some(ahead);
     fetch_some(ahead);
@@ -186,6 +190,7 @@ void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b
   }
   if (j < panels)
     block<1, 2>(a_rest, a_panel_words, b_at(j, 1), b_panel_words, last, words, rows - paired, out_at(paired, j));
+  if (finish == Finish::kStreamF32) Vec::settle();
 }
 
 constexpr ProductKernels make_table() {

@@ -1,7 +1,7 @@
 // The register tile of the instruction sets that multiply vectors, and its packing of A. Included by product_<isa>.cc
 // after product_kernels_body.h and under its rules. Vec has besides:
-//   type Sum (kLanes f32), type Words (kLanes words), zero, add, load, store, store_bf16, load_words, broadcast,
-//   multiply_add(sum, a, b)
+//   type Sum (kLanes f32), type Words (kLanes words), zero, add, load, store, stream, store_bf16, load_words, broadcast,
+//   multiply_add(sum, a, b); settle() after stream
 
 template <class S>
 void pack_a_rows(const void* a, int64_t stride, int64_t rows, int64_t k, uint32_t* packed, int64_t panel_words) {
@@ -48,8 +48,9 @@ void tile_of(const uint32_t* a, const uint32_t* b, const char* next, int64_t wor
   const auto* meets = static_cast<const char*>(to_c ? to.c : to.out);
   const int64_t element = to.finish == Finish::kStoreBF16 ? 2 : 4,
                 stride = (to_c ? to.c_stride : to.out_stride) * element;
-  for (int64_t i = 0; i < kCount; ++i)
-    for (int64_t j = 0; j < kColumns * element; j += 64) __builtin_prefetch(meets + i * stride + j, 1);
+  if (to.finish != Finish::kStreamF32)
+    for (int64_t i = 0; i < kCount; ++i)
+      for (int64_t j = 0; j < kColumns * element; j += 64) __builtin_prefetch(meets + i * stride + j, 1);
 
   for (int64_t w = 0; w < words; ++w) {
     typename Vec::Words column[kVectors];
@@ -77,6 +78,9 @@ void tile_of(const uint32_t* a, const uint32_t* b, const char* next, int64_t wor
       break;
     case Finish::kStoreF32:
       for_sums<kCount>([&](int i, int v) { Vec::store(static_cast<float*>(to.out) + out(i, v), sum[i][v]); });
+      break;
+    case Finish::kStreamF32:
+      for_sums<kCount>([&](int i, int v) { Vec::stream(static_cast<float*>(to.out) + out(i, v), sum[i][v]); });
       break;
     case Finish::kStoreBF16:
       for_sums<kCount>([&](int i, int v) { Vec::store_bf16(static_cast<Bits16*>(to.out) + out(i, v), sum[i][v]); });
@@ -133,6 +137,7 @@ void tile(const uint32_t* a, int64_t a_panel_words, const uint32_t* b, int64_t b
       }
     }
   }
+  if (finish == Finish::kStreamF32) Vec::settle();
 }
 
 constexpr ProductKernels make_table() {

@@ -9,6 +9,8 @@ struct SumsAvx512 {
   static Sum add(Sum a, Sum b) { return _mm512_add_ps(a, b); }
   static Sum load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Sum x) { _mm512_storeu_ps(p, x); }
+  static void stream(float* p, Sum x) { _mm512_stream_ps(p, x); }
+  static void settle() { _mm_sfence(); }
   static void store_bf16(Bits16* p, Sum x) {  // as from_float in product_kernels_body.h
     const __m512i u = _mm512_castps_si512(x), high = _mm512_srli_epi32(u, 16);
     const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));

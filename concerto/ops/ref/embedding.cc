@@ -6,9 +6,13 @@ namespace {
 void forward(const Context& ctx, const EmbeddingForward& a) {
   if (ctx.dry_run) return;
   check_ids(a.ids, a.table.dim(0), "embedding.ids");
-  with_types(a.table.dtype, [&]<class C, class S>() {
-    for (int64_t t = 0; t < a.ids.dim(0); ++t)
-      for (int64_t h = 0; h < a.table.dim(1); ++h) row_of<C>(a.y, t)[h] = row_of<C>(a.table, a.ids.as<int32_t>()[t])[h];
+  with_types(a.y.dtype, [&]<class C, class S>() {
+    const auto run = [&]<class T>() {
+      for (int64_t t = 0; t < a.ids.dim(0); ++t)
+        for (int64_t h = 0; h < a.table.dim(1); ++h)
+          store(row_of<C>(a.y, t)[h], load(row_of<T>(a.table, a.ids.as<int32_t>()[t])[h]));
+    };
+    a.table.dtype == dtype_of<C>() ? run.template operator()<C>() : run.template operator()<S>();
   });
 }
 

@@ -73,7 +73,7 @@ void backward_weight(const Context& ctx, const GroupedLinearBackwardWeight& a) {
   with_types(a.x.dtype, [&]<class C, class S>() {
     for_rows(ctx, experts * out, [&](int64_t i, int) {
       const int64_t e = i / out, n = i % out;
-      if (offsets[e] == offsets[e + 1]) return;
+      if (offsets[e] == offsets[e + 1] && a.accumulate) return;
       S* dw = a.dw.as<S>() + i * in;
       for (int64_t k0 = 0; k0 < in; k0 += kBlock) {
         const int64_t width = std::min(kBlock, in - k0);
@@ -82,7 +82,7 @@ void backward_weight(const Context& ctx, const GroupedLinearBackwardWeight& a) {
           const C *x = row_at<C>(a.x, a.x_row_token, r) + k0, *dy = row_at<C>(a.dy, a.dy_row_token, r) + n;
           for (int64_t k = 0; k < width; ++k) sum[k] += load(*dy) * load(x[k]);
         }
-        for (int64_t k = 0; k < width; ++k) store(dw[k0 + k], load(dw[k0 + k]) + sum[k]);
+        for (int64_t k = 0; k < width; ++k) store(dw[k0 + k], (a.accumulate ? load(dw[k0 + k]) : 0.0) + sum[k]);
       }
     });
   });

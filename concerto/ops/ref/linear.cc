@@ -59,7 +59,7 @@ void backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
         double sum[kBlock] = {};
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t k = 0; k < width; ++k) sum[k] += load(row_of<C>(a.dy, r)[n]) * load(row_of<C>(a.x, r)[k0 + k]);
-        for (int64_t k = 0; k < width; ++k) store(dw[k0 + k], load(dw[k0 + k]) + sum[k]);
+        for (int64_t k = 0; k < width; ++k) store(dw[k0 + k], (a.accumulate ? load(dw[k0 + k]) : 0.0) + sum[k]);
       }
       if (!is_given(a.db)) return;
       double sum = 0;

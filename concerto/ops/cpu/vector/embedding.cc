@@ -12,8 +12,15 @@ struct LookUp {
     const Rows table(a.table), y(a.y);
     const int32_t* ids = a.ids.as<int32_t>();
     const int64_t bytes = a.y.cols() * y.element;
+    const bool rounds = a.table.dtype != a.y.dtype;
+    const RowTable& rows = kernel_table(isa).rows[type_index(a.y.dtype)];
     ctx.pool->parallel_for(a.y.rows(), grain_rows(bytes), [&](int64_t begin, int64_t end, int) {
-      for (int64_t t = begin; t < end; ++t) std::memcpy(y[t], table[ids[t]], static_cast<size_t>(bytes));
+      for (int64_t t = begin; t < end; ++t) {
+        if (rounds)
+          rows.from_f32(reinterpret_cast<const float*>(table[ids[t]]), y[t], a.y.cols());
+        else
+          std::memcpy(y[t], table[ids[t]], static_cast<size_t>(bytes));
+      }
     });
   }
 

@@ -55,6 +55,8 @@ struct Pointers {
   void* copy_at(int64_t i) const { return copy ? copy + i * copy_element : nullptr; }
 };
 
+constexpr int64_t kMostRows = 64;  // of a piece of a packed weight
+
 template <Isa isa>
 struct Step {
   static const OptimizerTable& table(const AdamStep& s) {
@@ -66,10 +68,25 @@ struct Step {
     const OptimizerTable& t = table(a);
     const Pointers p(a);
     const AdamScalars s = scalars(a, 1);
+    if (a.packed) return adamw_packed(ctx, a, p, s);
     ctx.pool->parallel_for(a.w.elements(), kSumBlock, [&](int64_t begin, int64_t end, int) {
       in_pieces(a, s, begin, end, [&](int64_t b, int64_t e, const AdamScalars& scalars) {
         t.adamw(p.w + b, p.m_at(b), p.v_at(b), p.grad + b, p.copy_at(b), e - b, scalars);
       });
+    });
+  }
+
+  // The copy of a piece stays in the first cache levels until it is packed.
+  static void adamw_packed(const Context& ctx, const AdamStep& a, const Pointers& p, const AdamScalars& s) {
+    const OptimizerTable& t = kernel_table(isa).optimizer[type_index(DType::kBF16) + 2 * type_index(a.m.dtype)];
+    CHECK(a.packed.packing->rows <= kMostRows, "pieces of {} rows", a.packed.packing->rows);
+    for_pieces(*ctx.pool, a.packed, [&](int64_t offset, int64_t rows, int64_t columns, const auto& pack) {
+      bf16 piece[kMostRows * WeightPacking::kColumns];
+      for (int64_t r = 0, i = offset; r < rows; ++r, i += a.packed.k)
+        in_pieces(a, s, i, i + columns, [&](int64_t b, int64_t e, const AdamScalars& scalars) {
+          t.adamw(p.w + b, p.m_at(b), p.v_at(b), p.grad + b, piece + r * columns + (b - i), e - b, scalars);
+        });
+      pack(piece);
     });
   }
 
