@@ -231,6 +231,15 @@ struct Bench {
         .w = w, .m = m, .v = v, .grad = g, .copy = copy, .lr = 1e-4, .weight_decay = 0.1, .c1 = 0.5, .c2 = 0.5};
     streams("adamw", {w, w, m, m, v, v, g, copy}, [&] { adamw_step(ctx, step); });
     streams("lamb", {w, w, m, m, v, v, g, copy, w, m, v}, [&] { lamb_step(ctx, step); });
+    const RoundingKey key = rounding_key(1, 1, 1);
+    AdamStep narrow = step;
+    narrow.m = tensor({n}, DType::kBF16);
+    narrow.v = tensor({n}, DType::kBF16);
+    for (int64_t i = 0; i < n; ++i) narrow.v.as<bf16>()[i].bits &= 0x7fff;
+    narrow.rounding = {.keys = &key, .ends = &n, .count = 1};
+    const View &nm = narrow.m, &nv = narrow.v;
+    streams("adamw_bf16_moments", {w, w, nm, nm, nv, nv, g, copy}, [&] { adamw_step(ctx, narrow); });
+    streams("lamb_bf16_moments", {w, w, nm, nm, nv, nv, g, copy, w, nm, nv}, [&] { lamb_step(ctx, narrow); });
     streams("sum_squares", {g}, [&] { sum_squares(ctx, {.x = g, .out = sum}); });
     owners.clear();
   }

@@ -1,7 +1,5 @@
 #include "concerto/base/thread_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
@@ -12,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "concerto/base/cores.h"
 #include "concerto/base/error.h"
 
 namespace concerto {
@@ -19,25 +18,20 @@ namespace {
 
 thread_local bool inside_pool = false;
 
-int processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
-  return 1;
-}
-
-int default_threads() {
+int pool_size(int threads, const std::vector<int>& cores) {
+  if (threads > 0) return threads;
+  if (!cores.empty()) return static_cast<int>(cores.size());
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     char* end = nullptr;
     const long n = std::strtol(text, &end, 10);  // "2,1" for nested levels is legal; the first counts
     if (end != text && n >= 1 && n <= 1024) return static_cast<int>(n);
   }
-  return processors();
+  return usable_cores();
 }
 
 // Threads of the system for a pool of `size`: more than processors would only get in each other's way. Two at least
 // where two are wanted, so that even one processor runs, and the thread sanitizer sees, the same code.
-int system_threads(int size) { return std::min(size, std::max(2, processors())); }
+int system_threads(int size) { return std::min(size, std::max(2, static_cast<int>(allowed_cores().size()))); }
 
 // Spinning before sleep: a step makes thousands of short calls and a futex wake costs more than most of them.
 constexpr int kSpins = 20000;
@@ -68,6 +62,8 @@ struct ThreadPool::State {
   std::condition_variable wake;
   std::exception_ptr error;
   std::vector<std::thread> threads;
+  std::vector<int> cores_before;  // of the maker, where it was pinned
+  std::thread::id maker = std::this_thread::get_id();
 
   void end() {
     {
@@ -77,6 +73,16 @@ struct ThreadPool::State {
     wake.notify_all();
     for (auto& thread : threads) thread.join();
     threads.clear();
+    if (!cores_before.empty() && std::this_thread::get_id() == maker) set_allowed_cores(cores_before);
+  }
+
+  // The maker, from which the thread that it starts next inherits its core.
+  void pin_maker(int core) {
+    if (cores_before.empty()) cores_before = allowed_cores();
+    if (set_allowed_cores({core})) return;
+    end();
+    throw Error(ErrorCode::kConfig, "run.cores", fmt::format("the system refuses to pin a thread to core {}", core),
+                "Choose another, or leave run.cores out.");
   }
 
   int block_begin(int thread) const { return static_cast<int>(int64_t{size} * thread / threads_wanted); }
@@ -121,11 +127,20 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads)
-    : size_(threads > 0 ? threads : default_threads()), state_(std::make_unique<State>(size_)) {
+ThreadPool::ThreadPool(int threads, const std::vector<int>& cores)
+    : cores_(cores), size_(pool_size(threads, cores)), state_(std::make_unique<State>(size_)) {
+  if (!cores_.empty()) check_cores(cores_);
+  if (!cores_.empty() && static_cast<size_t>(size_) > cores_.size())
+    throw Error(ErrorCode::kConfig, "run.cores",
+                fmt::format("{}: fewer cores than the {} threads", format_cores(cores_), size_),
+                fmt::format("Name a core for each thread, or set run.threads to {} or less.", cores_.size()));
   const int wanted = state_->threads_wanted;
   try {
-    for (int i = 1; i < wanted; ++i) state_->threads.emplace_back([s = state_.get(), i] { s->work(i); });
+    for (int i = 1; i < wanted; ++i) {
+      if (!cores_.empty()) state_->pin_maker(cores_[static_cast<size_t>(i)]);
+      state_->threads.emplace_back([s = state_.get(), i] { s->work(i); });
+    }
+    if (!cores_.empty()) state_->pin_maker(cores_[0]);
   } catch (const std::system_error& e) {
     const size_t started = state_->threads.size();
     state_->end();
@@ -135,6 +150,12 @@ ThreadPool::ThreadPool(int threads)
 }
 
 ThreadPool::~ThreadPool() { state_->end(); }
+
+void ThreadPool::leave_core() const {
+  if (cores_.empty()) return;
+  const std::vector<int> rest(cores_.begin() + size_, cores_.end());
+  set_allowed_cores(rest.empty() ? cores_ : rest);
+}
 
 void ThreadPool::run_erased(void (*fn)(void*, int), void* argument) {
   if (size_ == 1 || inside_pool) {

@@ -1,24 +1,35 @@
 // The one pool of compute threads of a rank. Work is split statically into as many parts as the pool has threads, so
 // the same number gives the same parts; which thread of the system runs a part is left to the moment (there are never
 // more of them than processors). No allocation per call. Nested calls run inline on the calling thread.
+//
+// A pool may be given cores: each of its threads, the one that made it among them, is then pinned to one of them until
+// the pool ends. Without, the system places them: beside other processes it does so better.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 namespace concerto {
 
 class ThreadPool {
  public:
-  // threads <= 0: OMP_NUM_THREADS if set and sane, else the processors this process may run on.
-  explicit ThreadPool(int threads = 0);
+  // threads <= 0: as many as `cores`, if any; else OMP_NUM_THREADS if set and sane, else the cores that this process may
+  // use (usable_cores). Part i runs on cores[i], unless another thread is free sooner; cores beyond the parts are for
+  // what works beside (leave_core). Error(kConfig) if there are fewer cores than threads, or a core is not there or not
+  // allowed.
+  explicit ThreadPool(int threads = 0, const std::vector<int>& cores = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return size_; }
+  const std::vector<int>& cores() const { return cores_; }  // as given
+  // For a thread that the pool's maker started, and that therefore inherited its core: to the cores that are left over,
+  // or else to all of the pool's. Does nothing without cores.
+  void leave_core() const;
 
   // fn(thread) once for each thread number in [0, size()), two of them never at once with the same number.
   template <class F>
@@ -62,6 +73,7 @@ class ThreadPool {
  private:
   struct State;
   void run_erased(void (*fn)(void*, int), void* argument);
+  std::vector<int> cores_;
   int size_;
   std::unique_ptr<State> state_;
 };

@@ -22,10 +22,10 @@ namespace concerto {
 namespace {
 
 struct BenchArguments {
-  std::string model, data, dtype = "bf16", backend = "cpu", schedule = "1f1b", rival;
+  std::string model, data, dtype = "bf16", moments_dtype = "f32", backend = "cpu", schedule = "1f1b", rival;
   int64_t batch = 8, seq = 1024, steps = 4, seed = 1;
   Recompute recompute = Recompute::kNone;
-  int threads = 0;
+  RunSection run;  // threads and cores
   bool json = false;
 };
 
@@ -64,6 +64,7 @@ RunConfig bench_config(const BenchArguments& a) {
   c.training.seq_length = a.seq;
   c.training.steps = a.steps;
   c.training.dtype = a.dtype;
+  c.optimizer.moments_dtype = a.moments_dtype;
   c.parallel.recompute = a.recompute;
   c.parallel.schedule = a.schedule;
   if (!a.data.empty()) c.data.train = {{a.data, 1.0}};
@@ -99,9 +100,11 @@ void run_bench_step(const BenchArguments& a) {
   const ModelConfig& m = config.model.config;
   check_micro_batch("--batch", m, a.batch, a.seq);
   const int64_t baseline = read_process_memory().rss_bytes;
-  ThreadPool pool(a.threads);
+  ThreadPool pool(a.run.threads, pinned_cores(a.run));
   StepEngine engine(config, backend_by_name(a.backend), pool);
+  engine.first_touch_state();
   engine.store().initialize(m, config.model.init_method, static_cast<uint64_t>(a.seed), pool);
+  engine.first_touch_work();
   OpProfile profile, best_profile;
   engine.executor().set_profile(&profile);
   std::unique_ptr<BatchSource> source;
@@ -154,6 +157,7 @@ void run_bench_step(const BenchArguments& a) {
                      {"active_parameters", active_parameter_count(m)},
                      {"threads", pool.size()},
                      {"dtype", a.dtype},
+                     {"moments_dtype", a.moments_dtype},
                      {"backend", a.backend}};
   if (!a.rival.empty()) {
     const double rival = run_rival(a.rival);
@@ -191,13 +195,15 @@ void add_bench_command(CLI::App& app) {
       ->check(whole_number(1, INT64_MAX))
       ->capture_default_str();
   c->add_option("--dtype", a->dtype, "bf16 | f32")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  c->add_option("--moments-dtype", a->moments_dtype, "f32 | bf16: optimizer.moments_dtype")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
   add_recompute_option(*c, a->recompute);
   c->add_option("--schedule", a->schedule, "1f1b | zero_bubble")
       ->check(CLI::IsMember({"1f1b", "zero_bubble"}))
       ->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads; 0: OMP_NUM_THREADS, else all processors")
-      ->check(whole_number(0, kMostThreads));
+  add_thread_options(*c, a->run);
   c->add_option("--seed", a->seed, "of weights and tokens")->capture_default_str();
   c->add_option("--rival", a->rival,
                 "a command that prints JSON lines with tokens_per_s; run after, its ratio printed");

@@ -187,7 +187,7 @@ struct Arguments {
   MoeCase shape;
   std::string dtype = "bf16";
   double seconds = 1;
-  int threads = 0;
+  RunSection run;  // threads and cores
   uint64_t seed = 1;
   bool json = false;
 };
@@ -203,7 +203,7 @@ void run_bench_moe(const Arguments& a) {
       check_moe_case(c);
       cases.push_back(c);
     }
-  ThreadPool pool(a.threads);
+  ThreadPool pool(a.run.threads, pinned_cores(a.run));
   const Backend& backend = backend_by_name("cpu");
   ProductPeak peak(backend, cases[0].dtype, pool);
   if (!a.json)
@@ -298,8 +298,7 @@ void add_bench_moe(CLI::App& bench) {
   c->add_option("--seconds", a->seconds, "for each case, and as long for the best product")
       ->check(number(0, 3600))
       ->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads; 0: OMP_NUM_THREADS, else all processors")
-      ->check(whole_number(0, kMostThreads));
+  add_thread_options(*c, a->run);
   c->add_option("--seed", a->seed, "of weights, rows and routing")->capture_default_str();
   c->add_flag("--json", a->json, "one JSON object a line");
   c->callback([a] { run_bench_moe(*a); });

@@ -119,7 +119,7 @@ void run_eval(const EvalArguments& a, const CLI::App& command) {
   if (c.data.valid.empty()) throw Error(ErrorCode::kConfig, "data.valid", "is empty", "Set it, or give --data PREFIX.");
   const int64_t rows = c.training.micro_batch_size;
   check_micro_batch("--micro-batch-size", c.model.config, rows, c.training.seq_length);
-  ThreadPool pool(c.run.threads);
+  ThreadPool pool(c.run.threads, pinned_cores(c.run));
   std::string from;
   const auto store = load_weights(c, a.checkpoint, from);
   const ModelConfig& m = c.model.config;

@@ -17,7 +17,7 @@ namespace {
 struct GenerateArguments {
   std::string model, prompt, dtype = "f32", backend = "cpu";
   GenerateOptions options;
-  int threads = 0;
+  RunSection run;  // threads and cores
   bool chat = false, json = false;
 };
 
@@ -43,7 +43,7 @@ void run_generate(GenerateArguments& a) {
             ? "Shorten the prompt."
             : fmt::format("Ask for {} at most.", m.max_position_embeddings - static_cast<int64_t>(prompt.size())));
   }
-  ThreadPool pool(a.threads);
+  ThreadPool pool(a.run.threads, pinned_cores(a.run));
   const auto store = load_hf_store(dir, m, compute_dtype(a.dtype), StoreUse::kInfer);
   const Stage stage(m, *store, Recompute::kNone, capacity);
   constexpr int64_t kPromptChunk = 512;
@@ -90,8 +90,7 @@ void add_generate_command(CLI::App& app) {
   c->add_option("--stop", a->options.stop, "end before this text; may be given several times");
   c->add_option("--dtype", a->dtype, "f32 | bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads; 0: OMP_NUM_THREADS, else all processors")
-      ->check(whole_number(0, kMostThreads));
+  add_thread_options(*c, a->run);
   c->add_flag("--json", a->json, "print one JSON object at the end");
   c->callback([a] { run_generate(*a); });
 }

@@ -23,7 +23,7 @@ struct RoutingArguments {
   std::string model, prompt, dtype = "f32", backend = "cpu";
   std::vector<int32_t> ids;
   int layer = -1;
-  int threads = 0;
+  RunSection run;  // threads and cores
   bool training = false, values = false, json = false;
 };
 
@@ -142,7 +142,7 @@ void run_inspect_routing(const RoutingArguments& a) {
   const auto tokens = static_cast<int32_t>(ids.size());
   const GateSettings settings = gate_settings(m, a.training);
   check_buffers(settings, m, tokens, compute_dtype(a.dtype));
-  ThreadPool pool(a.threads);
+  ThreadPool pool(a.run.threads, pinned_cores(a.run));
   const auto store = load_hf_store(dir, m, compute_dtype(a.dtype), StoreUse::kInfer);
   const Stage stage(m, *store, Recompute::kNone, tokens);
   Executor executor(stage, *store, backend_by_name(a.backend), pool, {.max_tokens = tokens, .train = false});
@@ -207,8 +207,7 @@ void add_inspect_routing(CLI::App& inspect) {
   c->add_flag("--values", a->values, "print every value");
   c->add_option("--dtype", a->dtype, "f32 | bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   c->add_option("--backend", a->backend, "cpu | ref")->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads; 0: OMP_NUM_THREADS, else all processors")
-      ->check(whole_number(0, kMostThreads));
+  add_thread_options(*c, a->run);
   c->add_flag("--json", a->json, "print one JSON object a part");
   c->callback([a] { run_inspect_routing(*a); });
 }

@@ -60,6 +60,14 @@ void add_recompute_option(CLI::App& command, Recompute& value) {
       ->default_str("none");
 }
 
+void add_thread_options(CLI::App& command, RunSection& run) {
+  command
+      .add_option("--threads", run.threads, "compute threads; 0: as many as --cores, else OMP_NUM_THREADS, else all")
+      ->check(whole_number(0, kMostThreads));
+  command.add_option("--cores", run.cores, "cores that the threads are pinned to, one each, as in 0-3,8")
+      ->default_str("not pinned");
+}
+
 void check_micro_batch(const std::string& option, const ModelConfig& model, int64_t rows, int64_t seq_length) {
   const int64_t most = most_micro_batch_tokens(model);
   if (rows > most / seq_length)

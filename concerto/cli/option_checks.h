@@ -18,6 +18,8 @@ CLI::Validator path_to_write();                          // names something: nei
 CLI::Validator folder_to_write();                        // not empty
 // --recompute: none | selective | full.
 void add_recompute_option(CLI::App& command, Recompute& value);
+// --threads and --cores: into the section that a config has them in; pinned_cores reads it.
+void add_thread_options(CLI::App& command, RunSection& run);
 // Error(kUsage) where a micro-batch of `rows` sequences has more tokens than the kernels can number.
 void check_micro_batch(const std::string& option, const ModelConfig& model, int64_t rows, int64_t seq_length);
 

@@ -73,7 +73,7 @@ void run_train(const std::string& path, const std::vector<std::string>& rest, bo
   const RunConfig config = load_run_config(path, parse_overrides(rest));
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
   const Backend& backend = backend_by_name(config.backend);
-  ThreadPool pool(config.run.threads);
+  ThreadPool pool(config.run.threads, pinned_cores(config.run));
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(config);
   std::FILE* screen = json ? stderr : stdout;  // standard output is then all JSON
   Trainer trainer(config, backend, pool, detect_terminal(::fileno(screen)), screen);

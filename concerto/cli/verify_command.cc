@@ -18,7 +18,7 @@ struct VerifyArguments {
   std::string model, golden, backend = "cpu", schedule = "1f1b";
   int64_t micro_batches = 1;
   Recompute recompute = Recompute::kNone;
-  int threads = 0;
+  RunSection run;  // threads and cores
   bool json = false, all = false;
 };
 
@@ -49,7 +49,7 @@ void print_text(const GoldenReport& r, bool all) {
 }
 
 void run_verify(const VerifyArguments& a) {
-  ThreadPool pool(a.threads);
+  ThreadPool pool(a.run.threads, pinned_cores(a.run));
   GoldenOptions options;
   options.model_dir = a.model.empty() ? a.golden : a.model;
   options.golden_dir = a.golden;
@@ -89,8 +89,7 @@ void add_verify_command(CLI::App& app) {
                 "the rows in so many micro-batches (without aux loss the numbers are the same)")
       ->check(whole_number(1, kMostTokens))
       ->capture_default_str();
-  c->add_option("--threads", a->threads, "compute threads (default: OMP_NUM_THREADS, else all processors)")
-      ->check(whole_number(0, kMostThreads));
+  add_thread_options(*c, a->run);
   c->add_flag("--all", a->all, "print every tensor, not only those that fail");
   c->add_flag("--json", a->json, "one JSON object a line");
   c->callback([a] { run_verify(*a); });

@@ -16,7 +16,8 @@ struct RunSection {
   std::string dir;  // run folder; required for train
   int64_t seed = 1;
   std::string resume = "auto";  // auto | never | PATH of a checkpoint
-  int threads = 0;              // 0: OMP_NUM_THREADS, else all processors
+  int threads = 0;              // 0: as many as `cores`, else OMP_NUM_THREADS, else all processors
+  std::string cores;            // that the threads are pinned to, as in "0-3,8"; empty: not pinned
 };
 
 enum class InitFrom { kRandom, kPretrained };
@@ -82,6 +83,7 @@ struct OptimizerSection {
   WsdDecay wsd_decay = WsdDecay::kHalfLife;
   double num_cycles = 0.5;  // cosine
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  std::string moments_dtype = "f32";  // f32 (f64 in an f64 run) | bf16
   double weight_decay = 0.1;
   Decay decay = Decay::kMatrices;
   double clip_norm = 1.0;        // 0: off
@@ -141,6 +143,8 @@ RunConfig parse_run_config(const std::string& text, const std::string& file_name
 void check_trainable(const RunConfig& config);
 // Tokens of one micro-batch, times the experts of a token, are numbered with 32 bits.
 int64_t most_micro_batch_tokens(const ModelConfig& model);
+// run.cores as numbers; empty: none given. Error(kConfig) if it is no list.
+std::vector<int> pinned_cores(const RunSection& run);
 constexpr int64_t kMostMicroBatches = int64_t{1} << 20;  // of a step: its schedule is a list of them
 // The whole resolved config as YAML that load_run_config reads back to the same value; model fields inline.
 std::string run_config_yaml(const RunConfig& config);

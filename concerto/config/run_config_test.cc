@@ -130,6 +130,8 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
                   "2000000 are 2000000 micro-batches a step, at most 1048576 are possible"));
   EXPECT_TRUE(has(one_fault("training: {dtype: f64}\n"), "f64 is not built for backend cpu"));
   EXPECT_EQ(parse(std::string(kModel) + "training: {dtype: f64}\nbackend: ref\n").training.dtype, "f64");
+  EXPECT_TRUE(has(one_fault("training: {dtype: f64}\nbackend: ref\noptimizer: {moments_dtype: bf16}\n"),
+                  "optimizer.moments_dtype: bf16, but an f64 run keeps its moments in f64. Set it to f32"));
   EXPECT_TRUE(has(one_fault("optimizer: {warmup_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
   EXPECT_TRUE(has(one_fault("optimizer: {wsd_stable_steps: 1001}\n"), "1001 is more than training.steps = 1000"));
   EXPECT_TRUE(has(one_fault("optimizer: {min_lr: 1}\n"), "1.0 is more than lr = 0.0003"));
@@ -311,6 +313,20 @@ TEST(ParseRunConfig, InlineFieldsOverrideTheFile) {
   EXPECT_EQ(parse("model: {model_type: ernie4_5}\n").model.config.num_hidden_layers, 18);
 }
 
+TEST(ParseRunConfig, CoresAreAListWithOneForEachThread) {
+  const auto cores = [](const std::string& text) { return pinned_cores(parse(std::string(kModel) + text).run); };
+  EXPECT_EQ(cores("run: {cores: '0-3,8'}\n"), (std::vector<int>{0, 1, 2, 3, 8}));
+  EXPECT_EQ(cores("run: {cores: 0-1, threads: 2}\n"), (std::vector<int>{0, 1}));
+  EXPECT_EQ(cores("run: {cores: 3}\n"), (std::vector<int>{3}));
+  EXPECT_TRUE(cores("run: {threads: 64}\n").empty());
+  EXPECT_TRUE(has(one_fault("run: {cores: 1-0}\n"), "run.cores: '1-0' ends before it begins. Write it as in 0-3,8"));
+  EXPECT_TRUE(has(one_fault("run: {cores: 0-1, threads: 3}\n"),
+                  "run.threads: 3 threads, but only 2 cores to pin them to. Name a core for each thread in run.cores"));
+  RunSection bad;
+  bad.cores = "x";
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { pinned_cores(bad); }), "run.cores: 'x' is no core number"));
+}
+
 TEST(RunConfigYaml, RoundTrips) {
   for (const char* model : {"path: tests/golden/moe-interval2", "path: tests/golden/dense-tiny, init_method: pretrain",
                             "hidden_size: 640, pad_token_id: null"}) {
@@ -364,6 +380,7 @@ TEST(RunConfigHash, CountsWhatDecidesTheNumbers) {
   RunConfig b = a;
   b.run.dir = "elsewhere";
   b.run.threads = 3;
+  b.run.cores = "0-2";
   b.backend = "ref";
   b.data.prefetch = 7;
   b.parallel.recompute = Recompute::kFull;

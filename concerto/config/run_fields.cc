@@ -80,10 +80,17 @@ void run_and_model(std::vector<F>& f) {
   f.push_back(F(
       "run", "resume", [](RunConfig& c) -> Slot { return &c.run.resume; },
       "auto (from the newest checkpoint in the run folder, if any), never, or the path of a checkpoint"));
+  f.push_back(
+      F(
+          "run", "threads", [](RunConfig& c) -> Slot { return &c.run.threads; },
+          "threads of the CPU backends; 0: as many as run.cores, else OMP_NUM_THREADS, else all processors that "
+          "the process may use")
+          .range(0, 4096));
   f.push_back(F(
-                  "run", "threads", [](RunConfig& c) -> Slot { return &c.run.threads; },
-                  "threads of the CPU backends; 0: OMP_NUM_THREADS, else all processors")
-                  .range(0, 4096));
+                  "run", "cores", [](RunConfig& c) -> Slot { return &c.run.cores; },
+                  "cores that the threads are pinned to, one each, by Linux's numbers, as in 0-3,8; cores beyond the "
+                  "threads are left to reading data")
+                  .when_unset("not pinned"));
 
   f.push_back(F(
                   "model", "path", [](RunConfig& c) -> Slot { return &c.model.path; },
@@ -280,6 +287,13 @@ void optimizer(std::vector<F>& f) {
                   .above(0, 1)
                   .also({"adam_epsilon", "adam_eps"})
                   .decides_numbers());
+  f.push_back(
+      F(
+          "optimizer", "moments_dtype", [](RunConfig& c) -> Slot { return &c.optimizer.moments_dtype; },
+          "type in which both moments are kept: f32 (f64 in an f64 run), or bf16 with stochastic rounding, half "
+          "the memory")
+          .one_of({"f32", "bf16"})
+          .decides_numbers());
   f.push_back(F(
                   "optimizer", "weight_decay", [](RunConfig& c) -> Slot { return &c.optimizer.weight_decay; },
                   "decoupled weight decay")

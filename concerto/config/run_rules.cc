@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <limits>
 
+#include "concerto/base/cores.h"
+#include "concerto/base/error.h"
 #include "concerto/config/run_fields.h"
 
 namespace concerto {
@@ -56,6 +58,11 @@ double lowest_factor(const RunConfig& c) {
   return *std::min_element(factors.begin(), factors.end());
 }
 
+std::string cores_problem(const RunSection& run) {
+  std::vector<int> cores;
+  return run.cores.empty() ? std::string() : parse_cores(run.cores, cores);
+}
+
 int64_t micro_batches(const TrainingSection& t) {
   return (t.global_batch_size + t.micro_batch_size - 1) / t.micro_batch_size;
 }
@@ -64,6 +71,13 @@ int64_t micro_batches(const TrainingSection& t) {
 
 int64_t most_micro_batch_tokens(const ModelConfig& model) {
   return std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, model.num_moe_layers() > 0 ? model.moe_k : 1);
+}
+
+std::vector<int> pinned_cores(const RunSection& run) {
+  std::vector<int> cores;
+  const std::string problem = run.cores.empty() ? std::string() : parse_cores(run.cores, cores);
+  if (!problem.empty()) throw Error(ErrorCode::kConfig, "run.cores", problem, "Write it as in 0-3,8.");
+  return cores;
 }
 
 RoutingOptions routing_options(const RunConfig& c) {
@@ -82,6 +96,21 @@ BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options
 
 const std::vector<Rule<RunConfig>>& run_rules() {
   static const std::vector<R> rules = {
+      {{"run.cores"},
+       "`run.cores` is a list of core numbers and ranges, none named twice",
+       [](const RunConfig& c) { return cores_problem(c.run).empty(); },
+       [](const RunConfig& c) { return cores_problem(c.run); },
+       "Write it as in 0-3,8"},
+      {{"run.threads", "run.cores"},
+       "run.threads is at most the number of run.cores, where they are given",
+       [](const RunConfig& c) {
+         return !cores_problem(c.run).empty() || c.run.cores.empty() ||
+                static_cast<size_t>(c.run.threads) <= pinned_cores(c.run).size();
+       },
+       [](const RunConfig& c) {
+         return fmt::format("{} threads, but only {} cores to pin them to", c.run.threads, pinned_cores(c.run).size());
+       },
+       "Name a core for each thread in run.cores, or lower it"},
       {{"model.init", "model.path"},
        "`init: pretrained` needs a `model.path` that is a folder with .safetensors files",
        [](const RunConfig& c) { return c.model.init != InitFrom::kPretrained || has_weights(c.model.path); },
@@ -130,6 +159,11 @@ const std::vector<Rule<RunConfig>>& run_rules() {
        [](const RunConfig& c) { return c.training.dtype != "f64" || c.backend == "ref"; },
        [](const RunConfig& c) { return fmt::format("f64 is not built for backend {}", c.backend); },
        "Use bf16 or f32, or backend: ref"},
+      {{"optimizer.moments_dtype", "training.dtype"},
+       "`moments_dtype: bf16` not with `dtype: f64`",
+       [](const RunConfig& c) { return c.optimizer.moments_dtype != "bf16" || c.training.dtype != "f64"; },
+       [](const RunConfig&) { return std::string("bf16, but an f64 run keeps its moments in f64"); },
+       "Set it to f32"},
       {{"model.moe_capacity", "training.micro_batch_size", "training.seq_length"},
        "moe_capacity gives each expert room for a token of a full routing unit, in training and in evaluation",
        [](const RunConfig& c) {
@@ -254,6 +288,8 @@ const std::vector<ForeignName>& foreign_names() {
       {"decay_steps", "The decay ends with the run: set training.steps"},
       {"lr_decay_iters", "The decay ends with the run: set training.steps"},
       {"bf16", "Set training.dtype to bf16 or f32"},
+      {"exp_avg_dtype", "Set optimizer.moments_dtype to bf16 or f32, for both moments"},
+      {"exp_avg_sq_dtype", "Set optimizer.moments_dtype to bf16 or f32, for both moments"},
       {"fp16", "fp16 is not supported; set training.dtype to bf16 or f32"},
       {"input_dir", "List the prefixes in data.train as {path, weight}"},
       {"data_path", "List the prefixes in data.train as {path, weight}"},

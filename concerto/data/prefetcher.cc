@@ -4,10 +4,15 @@
 
 namespace concerto {
 
-Prefetcher::Prefetcher(Fill fill, int64_t first_step, int64_t end_step, int depth)
+Prefetcher::Prefetcher(Fill fill, int64_t first_step, int64_t end_step, int depth, std::function<void()> at_start)
     : fill_(std::move(fill)), first_step_(first_step), end_step_(end_step), slots_(static_cast<size_t>(depth) + 1) {
   CHECK(depth >= 0 && first_step <= end_step);
-  if (depth > 0 && first_step < end_step) thread_ = std::thread([this] { work(); });
+  if (depth > 0 && first_step < end_step) {
+    thread_ = std::thread([this, start = std::move(at_start)] {
+      if (start) start();
+      work();
+    });
+  }
 }
 
 Prefetcher::~Prefetcher() {

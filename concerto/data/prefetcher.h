@@ -18,8 +18,8 @@ class Prefetcher {
  public:
   using Fill = std::function<void(int64_t step, std::vector<MicroBatch>& out)>;
 
-  // Steps [first_step, end_step). depth 0: no thread, next() fills.
-  Prefetcher(Fill fill, int64_t first_step, int64_t end_step, int depth);
+  // Steps [first_step, end_step). depth 0: no thread, next() fills. `at_start` is called on the thread before its work.
+  Prefetcher(Fill fill, int64_t first_step, int64_t end_step, int depth, std::function<void()> at_start = {});
   ~Prefetcher();  // stops at the end of the fill that is running
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;

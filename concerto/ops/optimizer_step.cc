@@ -12,8 +12,10 @@ void check_step(const Context& ctx, const AdamStep& args) {
   const DType stat = args.w.dtype;
   CHECK(stat == DType::kF32 || stat == DType::kF64, "step.w is {}", dtype_name(stat));
   check_dense(args.w, "step.w");
-  check_view(args.m, args.w.shape, stat, "step.m");
-  check_view(args.v, args.w.shape, stat, "step.v");
+  const bool narrow = args.m.dtype == DType::kBF16 && stat == DType::kF32;
+  const DType moments = narrow ? DType::kBF16 : stat;
+  check_view(args.m, args.w.shape, moments, "step.m");
+  check_view(args.v, args.w.shape, moments, "step.v");
   check_view(args.grad, args.w.shape, stat, "step.grad");
   for (const View& v : {args.m, args.v, args.grad}) check_dense(v, "step.m, v, grad");
   check_memory(ctx, {args.w, args.m, args.v, args.grad});
@@ -31,6 +33,9 @@ void check_step(const Context& ctx, const AdamStep& args) {
   check_apart(args.w, {args.m, args.v, args.grad}, "step.w");
   check_apart(args.m, {args.v, args.grad}, "step.m");
   check_apart(args.v, {args.grad}, "step.v");
+  const MomentRounding& r = args.rounding;
+  CHECK(!narrow || (r.keys && r.count > 0 && r.ends[r.count - 1] == args.w.elements()),
+        "step.rounding ends at {} of {}", r.count > 0 ? r.ends[r.count - 1] : 0, args.w.elements());
   CHECK(args.c1 > 0 && args.c2 > 0, "bias corrections {} and {}", args.c1, args.c2);
 }
 

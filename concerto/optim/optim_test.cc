@@ -134,5 +134,31 @@ TEST_F(OptimizerFixture, LambNormsAreATensorsOwn) {
   EXPECT_NEAR(std::sqrt(moved), 0.1 * std::sqrt(before), 1e-5 * std::sqrt(before));  // |step| = lr * |w|
 }
 
+// What is drawn is a tensor's own: the experts' tensors are one piece for AdamW, and each alone for LAMB.
+TEST_F(OptimizerFixture, Bf16MomentsAreRoundedByNameSeedAndStep) {
+  const auto moments = [&](uint64_t seed, int64_t step, int64_t experts) {
+    ModelConfig c = model();
+    c.moe_num_experts = experts;  // fewer: other tensors beside it, and another place
+    ParameterStore narrow(tensor_specs(c), DType::kF32, StoreUse::kTrain, nullptr, DType::kBF16);
+    narrow.initialize(c, Init::kHuggingFace, 1, pool);
+    for (int i = 0; i < narrow.size(); ++i)
+      for (int64_t j = 0; j < narrow.gradient(i).elements(); ++j)
+        narrow.gradient(i).as<float>()[j] = 1.0f + static_cast<float>(j) * 0x1p-12f;
+    OptimizerSection o;
+    o.clip_norm = 0;
+    Optimizer(narrow, o, seed).step(ctx, step, 0.01, 1);
+    const int i = narrow.find("model.layers.1.mlp.experts.1.up_proj.weight");
+    const bf16* m = narrow.moment1(i).as<bf16>();
+    std::vector<uint16_t> bits;
+    for (int64_t j = 0; j < narrow.moment1(i).elements(); ++j) bits.push_back(m[j].bits);
+    return bits;
+  };
+  const auto first = moments(1, 1, 4);
+  EXPECT_EQ(first, moments(1, 1, 4));
+  EXPECT_EQ(first, moments(1, 1, 2));
+  EXPECT_NE(first, moments(2, 1, 4));
+  EXPECT_NE(first, moments(1, 2, 4));
+}
+
 }  // namespace
 }  // namespace concerto

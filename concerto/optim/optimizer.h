@@ -13,12 +13,16 @@ namespace concerto {
 
 class Optimizer {
  public:
-  Optimizer(ParameterStore& store, const OptimizerSection& settings);
+  // `seed`: of the draws that round bf16 moments; nothing else draws.
+  Optimizer(ParameterStore& store, const OptimizerSection& settings, uint64_t seed = 0);
 
   // sqrt of the sum over parameters, in the store's order, of |gradient|^2; f64.
   double gradient_norm(const Context& ctx) const;
   // Step `step` (from 1) with learning rate `lr`. Gradients count as multiplied by min(1, clip_norm / (norm + 1e-6)).
   void step(const Context& ctx, int64_t step, double lr, double norm) const;
+  // Make the memory of weights, copies and moments, and of gradients, where step() uses it. Contents are lost.
+  void first_touch_state(ThreadPool& pool) const;
+  void first_touch_gradients(ThreadPool& pool) const;
   // What both take of ctx.scratch at most, from a dry run of them.
   int64_t scratch_bytes(Context ctx) const;
 
@@ -29,12 +33,16 @@ class Optimizer {
     View w, m, v, grad, copy;
     PackedWeight packed;
     bool decays = false, router = false;
+    std::vector<uint64_t> streams = {};  // of its tensors: what bf16 moments are rounded with
+    std::vector<int64_t> ends = {};
   };
   void add_piece(int first, int last);
 
   ParameterStore& store_;
   OptimizerSection settings_;
+  uint64_t seed_;
   std::vector<Piece> pieces_;
+  mutable std::vector<RoundingKey> keys_;  // of a piece's tensors at this step; none unless moments are bf16
 };
 
 }  // namespace concerto

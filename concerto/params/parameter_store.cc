@@ -45,6 +45,12 @@ bool is_product_weight(const TensorSpec& s) {
          s.role != TensorRole::kCorrectionBias;
 }
 
+DType moment_dtype(DType compute, DType moments) {
+  CHECK(moments == DType::kF32 || (moments == DType::kBF16 && compute != DType::kF64), "moments in {}, compute in {}",
+        dtype_name(moments), dtype_name(compute));
+  return moments == DType::kBF16 ? moments : stat_dtype(compute);
+}
+
 // In an inference store with compute copies, only what has no copy needs a place among the masters.
 Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::vector<uint8_t>& copies) {
   Layout l;
@@ -68,8 +74,13 @@ Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::ve
 
 }  // namespace
 
-ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for)
-    : specs_(std::move(specs)), compute_(compute), stat_(stat_dtype(compute)), use_(use) {
+ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for,
+                               DType moments)
+    : specs_(std::move(specs)),
+      compute_(compute),
+      stat_(stat_dtype(compute)),
+      moments_(moment_dtype(compute, moments)),
+      use_(use) {
   packed_run_of_.assign(specs_.size(), -1);
   unwritten_.assign(specs_.size(), 0);
   if (packs_for && trains() && compute_ == DType::kBF16) find_packed_runs(*packs_for);
@@ -89,8 +100,8 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   copies_ = buffer("weights", copy_elements_, compute_);
   if (trains()) {
     gradients_ = buffer("gradients", elements_, stat_);
-    moment1_ = buffer("optimizer moments", elements_, stat_);
-    moment2_ = buffer("optimizer moments", elements_, stat_);
+    moment1_ = buffer("optimizer moments", elements_, moments_);
+    moment2_ = buffer("optimizer moments", elements_, moments_);
   }
 }
 
@@ -129,8 +140,8 @@ void ParameterStore::find_packed_runs(const Backend& backend) {
 }
 
 int64_t ParameterStore::bytes() const {
-  const int64_t arrays = use_ == StoreUse::kTrain ? 4 : 1;
-  return arrays * elements_ * dtype_bytes(stat_) + copy_elements_ * dtype_bytes(compute_) + packs_.bytes();
+  const int64_t element = trains() ? 2 * dtype_bytes(stat_) + 2 * dtype_bytes(moments_) : dtype_bytes(stat_);
+  return element * elements_ + copy_elements_ * dtype_bytes(compute_) + packs_.bytes();
 }
 
 int ParameterStore::find(const std::string& name) const {
@@ -220,8 +231,8 @@ View ParameterStore::copy(int i) const {
   return has_copy(i) ? slice(copies_, copy_offsets_[i], compute_, specs_[i].shape) : View{};
 }
 View ParameterStore::gradient(int i) const { return slice(gradients_, offsets_[i], stat_, specs_[i].shape); }
-View ParameterStore::moment1(int i) const { return slice(moment1_, offsets_[i], stat_, specs_[i].shape); }
-View ParameterStore::moment2(int i) const { return slice(moment2_, offsets_[i], stat_, specs_[i].shape); }
+View ParameterStore::moment1(int i) const { return slice(moment1_, offsets_[i], moments_, specs_[i].shape); }
+View ParameterStore::moment2(int i) const { return slice(moment2_, offsets_[i], moments_, specs_[i].shape); }
 
 void ParameterStore::set(int i, const float* values) {
   const int64_t n = specs_[i].shape.elements();

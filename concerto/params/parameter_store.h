@@ -41,8 +41,9 @@ struct ProductGradient {
 
 class ParameterStore {
  public:
-  // `packs_for`: whose packing a training store uses, or null.
-  ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for = nullptr);
+  // `packs_for`: whose packing a training store uses, or null. `moments`: bf16, or f32 for the stat type.
+  ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for = nullptr,
+                 DType moments = DType::kF32);
 
   const std::vector<TensorSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
@@ -67,7 +68,7 @@ class ParameterStore {
   View copy(int i) const;    // compute copy that must follow the master; null if there is none or it is packed
   PackedWeight packed_from(int i) const;  // of the fused run that begins with tensor i; null if none
   View gradient(int i) const;
-  View moment1(int i) const;
+  View moment1(int i) const;  // moments' type
   View moment2(int i) const;
 
   // Sets tensor i from f32 values (rounds to the compute type as well).
@@ -98,7 +99,7 @@ class ParameterStore {
   void zero(ThreadPool& pool, int first, int count) const;
 
   std::vector<TensorSpec> specs_;
-  DType compute_, stat_;
+  DType compute_, stat_, moments_;
   StoreUse use_;
   std::vector<int64_t> offsets_;       // elements, in masters, gradients, moments
   std::vector<int64_t> copy_offsets_;  // elements, in compute copies; -1: none

@@ -43,6 +43,18 @@ TEST(ParameterStore, Bf16KeepsRouterNormsAndMastersInF32) {
   EXPECT_EQ(store.master(store.find("model.embed_tokens.weight")).dtype, DType::kF32);
 }
 
+TEST(ParameterStore, Bf16MomentsTakeHalfTheMemory) {
+  const auto specs = tensor_specs(tiny());
+  const ParameterStore wide(specs, DType::kBF16, StoreUse::kTrain),
+      narrow(specs, DType::kBF16, StoreUse::kTrain, nullptr, DType::kBF16);
+  EXPECT_EQ(narrow.moment1(0).dtype, DType::kBF16);
+  EXPECT_EQ(narrow.moment2(0).dtype, DType::kBF16);
+  EXPECT_EQ(wide.moment1(0).dtype, DType::kF32);
+  EXPECT_EQ(wide.bytes() - narrow.bytes(), 2 * 2 * wide.elements());
+  EXPECT_EQ(ParameterStore(specs, DType::kF64, StoreUse::kTrain).moment1(0).dtype, DType::kF64);
+  EXPECT_THROW(ParameterStore(specs, DType::kF64, StoreUse::kTrain, nullptr, DType::kBF16), Bug);
+}
+
 TEST(ParameterStore, InferenceStoreHoldsOneCopyOfEachTensor) {
   const auto specs = tensor_specs(tiny());
   ParameterStore store(specs, DType::kBF16, StoreUse::kInfer);

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "concerto/tensor/view.h"
 
@@ -55,9 +56,17 @@ class Arena {
   int64_t high_water() const { return high_water_; }
   int64_t capacity() const { return buffer_.bytes(); }
   bool counting() const { return counting_; }
+  // Of a counting arena: what was taken that reached beyond all before, in the order of places. The arena that is made
+  // after it will be used so.
+  struct Growth {
+    int64_t begin, end, fresh;  // bytes; `fresh`: the mark before
+  };
+  const std::vector<Growth>& growth() const { return growth_; }
+  char* data() const { return buffer_.data(); }
   void poison();  // fills the free part with NaN bytes (0xff) now and at every release
  private:
   Buffer buffer_;
+  std::vector<Growth> growth_;
   int64_t used_ = 0, high_water_ = 0;
   bool counting_, poison_ = false;
 };

@@ -42,6 +42,7 @@ Buffer& Buffer::operator=(Buffer&& o) noexcept {
 void* Arena::take_bytes(int64_t bytes) {
   const int64_t at = used_;
   used_ += align_up(bytes);
+  if (counting_ && used_ > high_water_) growth_.push_back({at, used_, high_water_});
   if (used_ > high_water_) high_water_ = used_;
   if (counting_) return nullptr;
   if (used_ > buffer_.bytes()) {

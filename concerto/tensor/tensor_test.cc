@@ -1,9 +1,14 @@
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <vector>
 
 #include "concerto/base/test_errors.h"
 #include "concerto/tensor/arena.h"
+#include "concerto/tensor/first_touch.h"
 #include "concerto/tensor/values.h"
 
 namespace concerto {
@@ -78,6 +83,55 @@ TEST(Values, SkipTheGapsAndReadEveryType) {
   EXPECT_TRUE(all_finite(View(i, {1}, DType::kI32)));
   int64_t n[1] = {40840};
   EXPECT_EQ(to_doubles(View(n, {1}, DType::kI64)), std::vector<double>{40840});
+}
+
+// Pages of [p, p + bytes) that are in memory.
+int64_t resident_pages(char* p, int64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(p) / 4096 * 4096;
+  const size_t length = reinterpret_cast<uintptr_t>(p) + static_cast<size_t>(bytes) - begin;
+  std::vector<unsigned char> pages((length + 4095) / 4096);
+  EXPECT_EQ(::mincore(reinterpret_cast<void*>(begin), length, pages.data()), 0);
+  return std::count_if(pages.begin(), pages.end(), [](unsigned char c) { return (c & 1) != 0; });
+}
+
+TEST(FirstTouch, MakesWhatIsFreshAndNothingElse) {
+  constexpr int64_t kPages = 500;  // below the size that asks for huge pages
+  for (const int threads : {1, 2, 7}) {
+    ThreadPool pool(threads);
+    const Buffer buffer(kPages * 4096);
+    EXPECT_EQ(resident_pages(buffer.data(), buffer.bytes()), 0);
+    std::memset(buffer.data() + 100 * 4096, 7, 50 * 4096);
+    char* const p = buffer.data();
+    first_touch(pool, std::vector<Extent>{{p, p + 100 * 4096 - 64, p},                           // up to the written
+                                          {p + 100 * 4096, p + 300 * 4096 + 1, p + 150 * 4096},  // written, then fresh
+                                          {p + 350 * 4096 - 1, p + 350 * 4096, p + 350 * 4096 - 1},  // one byte
+                                          {p + 400 * 4096, p + 400 * 4096, p + 400 * 4096}});        // nothing
+    EXPECT_EQ(resident_pages(p, 301 * 4096), 301) << threads;
+    EXPECT_EQ(resident_pages(p + 301 * 4096, 199 * 4096), 1) << threads;
+    for (int64_t i = 0; i < kPages * 4096; ++i) {
+      const bool written = i >= 100 * 4096 && i < 150 * 4096;
+      if (p[i] != (written ? 7 : 0)) FAIL() << "byte " << i;
+    }
+  }
+}
+
+TEST(Arena, ACountingOneNotesWhatReachesBeyondAllBefore) {
+  Arena arena;
+  const int64_t mark = arena.mark();
+  arena.take_bytes(1000);  // 1024 with the padding
+  arena.release(mark);
+  arena.take_bytes(640);  // within what was there
+  arena.take_bytes(640);
+  ASSERT_EQ(arena.growth().size(), 2u);
+  EXPECT_EQ(arena.growth()[0].begin, 0);
+  EXPECT_EQ(arena.growth()[0].end, 1024);
+  EXPECT_EQ(arena.growth()[0].fresh, 0);
+  EXPECT_EQ(arena.growth()[1].begin, 640);
+  EXPECT_EQ(arena.growth()[1].end, 1280);
+  EXPECT_EQ(arena.growth()[1].fresh, 1024);
+  Arena real(4096);
+  real.take_bytes(100);
+  EXPECT_TRUE(real.growth().empty());
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "concerto/tensor/first_touch.h"
+
 namespace concerto {
 namespace {
 
@@ -98,6 +100,27 @@ Executor::Executor(const Stage& stage, ParameterStore& store, const Backend& bac
 
 Executor::~Executor() = default;
 
+// Slots are alike, and the dry run is of the first.
+void Executor::note_growth() {
+  const Slot& first = *slots_[0];
+  Arenas& a = *arenas_;
+  for (const auto& slot : slots_) {
+    growth_.emplace_back(&slot->keep, first.keep.growth());
+    growth_.emplace_back(&slot->backward, first.backward.growth());
+  }
+  for (Arena* arena : {&a.gradients[0], &a.gradients[1], &a.gradients[2], &a.temporary, &a.scratch})
+    growth_.emplace_back(arena, arena->growth());
+}
+
+void Executor::first_touch() {
+  std::vector<Extent> extents;
+  for (const auto& [arena, growth] : growth_)
+    for (const Arena::Growth& g : growth)
+      if (arena->data()) extents.push_back({arena->data() + g.begin, arena->data() + g.end, arena->data() + g.fresh});
+  if (!options_.poison) concerto::first_touch(*context_.pool, extents);  // poison has touched all
+  growth_ = {};
+}
+
 int64_t Executor::max_units() const { return options_.routing.unit == RoutingUnit::kSequence ? options_.max_rows : 1; }
 
 // Runs micro-batches of the largest size on counting arenas: forward only, and (training) forward and backward.
@@ -131,6 +154,7 @@ void Executor::plan_memory() {
   const Context real = context_;
   context_.dry_run = true;
   dry_run(options_.usual_docs);
+  note_growth();
   const int64_t usual_scratch = a.scratch.high_water();
   dry_run(options_.max_docs);
   context_ = real;

@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "concerto/data/micro_batch.h"
@@ -63,6 +64,8 @@ class Executor {
   ~Executor();
 
   const MemoryPlan& memory() const { return memory_; }
+  // Makes the memory that a step will use, each part in the thread that will use it first. Before the first step.
+  void first_touch();
   const Context& ops() const { return context_; }
 
   // Runs a schedule over micro_batches (their memory stays where it is until this returns). Gradients of
@@ -84,6 +87,7 @@ class Executor {
 
   void plan_memory();
   void dry_run(int64_t docs);
+  void note_growth();
   int64_t max_units() const;
   bool is_global() const { return options_.routing.unit == RoutingUnit::kGlobal; }
   void begin_output(std::span<const MicroBatch> micro_batches, StepOutput& output);
@@ -114,6 +118,7 @@ class Executor {
   std::unique_ptr<Arenas> arenas_;
   RouterLosses losses_;
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<std::pair<Arena*, std::vector<Arena::Growth>>> growth_;  // of each arena, in a usual step
   std::vector<int64_t> slot_of_;  // [micro-batches of the step] slot index, -1: not in flight
   struct Totals {
     std::array<int64_t, kMaxLosses> targets{};

@@ -1,14 +1,13 @@
 #include "concerto/train/memory_report.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <span>
 #include <string_view>
 
+#include "concerto/base/control_groups.h"
 #include "concerto/base/error.h"
 #include "concerto/train/human_units.h"
 
@@ -27,17 +26,6 @@ int64_t number_after(std::string_view status, std::string_view name) {
 }
 
 int64_t kilobytes(std::string_view status, std::string_view name) { return number_after(status, name) * 1024; }
-
-// The file's beginning, in `text`.
-std::string_view read_file(const char* path, std::span<char> text) {
-  size_t size = 0;
-  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  for (ssize_t n; size < text.size() && (n = ::read(fd, text.data() + size, text.size() - size)) > 0;)
-    size += static_cast<size_t>(n);
-  ::close(fd);
-  return {text.data(), size};
-}
 
 // ---- Control groups.
 
@@ -63,7 +51,7 @@ constexpr GroupFiles kVersion2 = {
 // "max", a number, or no such file (as at the top of version 2).
 int64_t read_limit(const std::string& path) {
   char text[64];
-  const std::string_view file = read_file(path.c_str(), text);
+  const std::string_view file = read_kernel_file(path.c_str(), text);
   int64_t value = 0;
   const auto [end, error] = std::from_chars(file.data(), file.data() + file.size(), value);
   return error == std::errc() ? std::min(value, kNoLimit) : kNoLimit;
@@ -80,7 +68,7 @@ int64_t room_of_group(const std::string& dir, const GroupFiles& f, int64_t swap)
   if (limit == kNoLimit && (!f.swap_holds_both || swap_limit == kNoLimit)) return kNoLimit;
   char text[8192];
   text[0] = '\n';  // a name is looked for at the beginning of a line
-  const size_t size = read_file((dir + "memory.stat").c_str(), std::span(text).subspan(1)).size();
+  const size_t size = read_kernel_file((dir + "memory.stat").c_str(), std::span(text).subspan(1)).size();
   const std::string_view stat(text, size + 1);
   const int64_t files = number_after(stat, f.inactive) + number_after(stat, f.active);
   const int64_t memory = limit - std::max<int64_t>(0, read_bytes(dir + f.usage) - files);
@@ -90,30 +78,12 @@ int64_t room_of_group(const std::string& dir, const GroupFiles& f, int64_t swap)
   return memory + std::min(swap, swap_left);
 }
 
-// The least over the process's group and those above it. Inside a container the path may be the host's, which is not
-// mounted: the walk up ends at the container's own group, the top of what is.
+// The least over the process's group and those above it.
 int64_t room_of_groups(const std::string& root, int64_t swap) {
-  char text[8192];
-  std::string_view lines = read_file((root + "/proc/self/cgroup").c_str(), text);
   int64_t room = kNoLimit;
-  while (!lines.empty()) {  // "4:memory:/path", in version 2 "0::/path"
-    const std::string_view line = lines.substr(0, lines.find('\n'));
-    lines.remove_prefix(std::min(lines.size(), line.size() + 1));
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string_view::npos || second == std::string_view::npos) continue;
-    const std::string names = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const bool version1 = names.find(",memory,") != std::string::npos;
-    if (!version1 && names != ",,") continue;
-    std::string path(line.substr(second + 1));
-    if (path.find("/..") != std::string::npos) path.clear();  // outside of what this process can see
-    for (;;) {
-      while (path.ends_with('/')) path.pop_back();
-      const std::string dir = root + "/sys/fs/cgroup" + (version1 ? "/memory" : "") + path + "/";
-      room = std::min(room, room_of_group(dir, version1 ? kVersion1 : kVersion2, swap));
-      if (path.empty()) break;
-      path.resize(path.rfind('/'));
-    }
-  }
+  for_each_control_group(root, "memory", [&](const std::string& dir, bool version1) {
+    room = std::min(room, room_of_group(dir, version1 ? kVersion1 : kVersion2, swap));
+  });
   return room;
 }
 
@@ -121,7 +91,7 @@ int64_t room_of_groups(const std::string& root, int64_t swap) {
 
 int64_t read_available_memory(const std::string& root) {
   char text[8192];
-  const std::string_view info = read_file((root + "/proc/meminfo").c_str(), text);
+  const std::string_view info = read_kernel_file((root + "/proc/meminfo").c_str(), text);
   const int64_t swap = kilobytes(info, "\nSwapFree:"), machine = kilobytes(info, "\nMemAvailable:") + swap;
   const int64_t group = room_of_groups(root, swap);
   if (group == kNoLimit) return machine;
@@ -138,7 +108,7 @@ void check_memory(int64_t wanted, int64_t available) {
 
 ProcessMemory read_process_memory() {
   char text[8192];
-  const std::string_view status = read_file("/proc/self/status", text);
+  const std::string_view status = read_kernel_file("/proc/self/status", text);
   return {.rss_bytes = kilobytes(status, "\nVmRSS:"),
           .peak_bytes = kilobytes(status, "\nVmHWM:"),
           .anonymous_bytes = kilobytes(status, "\nRssAnon:")};

@@ -14,13 +14,14 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const TrainingSection& t = config.training;
   const DType compute = compute_dtype(t.dtype);
   check_backend(backend, compute);
-  store_ = std::make_unique<ParameterStore>(tensor_specs(model), compute, StoreUse::kTrain, &backend);
+  store_ = std::make_unique<ParameterStore>(tensor_specs(model), compute, StoreUse::kTrain, &backend,
+                                            compute_dtype(config.optimizer.moments_dtype));
   stage_ = std::make_unique<Stage>(model, *store_, config.parallel.recompute, t.seq_length, t.routing_unit);
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
   schedule_ = build_schedule(config.parallel.schedule, (t.global_batch_size + rows - 1) / rows,
                              t.routing_unit == RoutingUnit::kGlobal);
   validate_schedule(schedule_);
-  optimizer_ = std::make_unique<Optimizer>(*store_, config.optimizer);
+  optimizer_ = std::make_unique<Optimizer>(*store_, config.optimizer, static_cast<uint64_t>(config.run.seed));
   executor_ = std::make_unique<Executor>(
       *stage_, *store_, backend, pool,
       ExecutorOptions{.max_tokens = rows * t.seq_length,
@@ -41,6 +42,13 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
     }
   CHECK(correction_biases_.size() == stage_->moe_layers().size());
   predicted_bytes_ = store_->bytes() + executor_->memory().total + stage_->rope_bytes() + router_steps_->bytes();
+}
+
+void StepEngine::first_touch_state() { optimizer_->first_touch_state(pool_); }
+
+void StepEngine::first_touch_work() {
+  optimizer_->first_touch_gradients(pool_);
+  executor_->first_touch();
 }
 
 // `total_loss` is what was differentiated; the router's losses are told apart from it, before their coefficients.

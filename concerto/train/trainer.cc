@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "concerto/base/clock.h"
+#include "concerto/base/cores.h"
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/signals.h"
@@ -52,6 +53,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   constexpr int64_t kManyParameters = 50'000'000;  // take some seconds
   if (const int64_t n = parameter_count(config_.model.config); n > kManyParameters)
     progress_.status(fmt::format("setting up {} parameters", format_count(static_cast<double>(n))));
+  engine_.first_touch_state();
   if (folder_.resume_path().empty()) {
     if (config_.model.init == InitFrom::kPretrained)
       start_from_weights();
@@ -61,6 +63,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   } else {
     resume();
   }
+  engine_.first_touch_work();
   meta_.config_hash = run_config_hash(config_);
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
@@ -68,14 +71,15 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   predicted_bytes_ = engine_.predicted_bytes() + batch_bytes() + data_bytes_to_map();
   StopSignals::set(StopMeans::kSave);  // from here on the folder is this run's
   folder_.write_config(config_);
-  describe();
+  describe(pool);
 
   open_records();
   engine_.executor().set_trace(trace_.get());
   const TrainingSection& t = config_.training;
   const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
                         int64_t step, std::vector<MicroBatch>& out) { source_.fill((step - 1) * n, n, rows, out); };
-  prefetcher_ = std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch);
+  prefetcher_ =
+      std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch, [&pool] { pool.leave_core(); });
   saved_time_ = steady_seconds();
 }
 
@@ -158,7 +162,7 @@ int64_t Trainer::data_bytes_to_map() const {
   return std::min(left, (t.steps - step_) * t.global_batch_size * (t.seq_length * 4 + kAroundFault));
 }
 
-void Trainer::describe() {
+void Trainer::describe(const ThreadPool& pool) {
   const ModelConfig& m = config_.model.config;
   progress_.log(fmt::format("model     {} parameters, {} active a token, {}",
                             format_count(static_cast<double>(parameter_count(m))),
@@ -172,6 +176,9 @@ void Trainer::describe() {
       progress_.log(fmt::format("data      {}: {} records are longer than training.seq_length and left out", s.path,
                                 s.dropped_documents));
   }
+  std::string threads = std::to_string(pool.size());
+  if (!pool.cores().empty()) threads += fmt::format(", pinned to cores {}", format_cores(pool.cores()));
+  progress_.log("threads   " + threads);
   progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + predicted_bytes_)));
   const TrainingSection& t = config_.training;
   if (step_ >= t.steps)

@@ -39,6 +39,10 @@ class StepEngine {
   // step that `guard` (may be null) finds bad changes no weight and is marked skipped; `why` then says why.
   void step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
             std::string& why);
+  // Make the memory that a step uses, by the threads that will use it; what is there is lost. The first before weights
+  // are set, the second after: a checkpoint that is read is in memory too, and would add to the peak.
+  void first_touch_state();
+  void first_touch_work();
   // Of the last step, before anything is dropped, and what was: [MoE layers][experts].
   const StepOutput& output() const { return output_; }
 
@@ -83,7 +87,7 @@ class Trainer {
  private:
   void start_from_weights();
   void resume();
-  void describe();
+  void describe(const ThreadPool& pool);
   const std::vector<MicroBatch>& next_batch();
   void one_step();
   void handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches);

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <thread>
 
+#include "concerto/base/cores.h"
 #include "concerto/base/files.h"
 #include "concerto/checkpoint/hf_convert.h"
 #include "concerto/checkpoint/run_lock.h"
@@ -24,6 +25,7 @@
 #include "concerto/data/indexed_dataset.h"
 #include "concerto/tensor/values.h"
 #include "concerto/train/load_series.h"
+#include "concerto/train/signals.h"
 #include "tests/support/tiny_routers.h"
 #include "tests/support/tiny_training.h"
 
@@ -173,6 +175,25 @@ TEST_F(Training, TwoRunsAreBitEqual) {
   }
 }
 
+// Where threads run is not the maths; and the start says where.
+TEST_F(Training, PinnedThreadsGiveTheSameBits) {
+  train(config("free"), 2);
+  RunConfig c = config("pinned");
+  c.run.threads = 0;
+  c.run.cores = format_cores(allowed_cores());
+  testing::internal::CaptureStdout();
+  {
+    const StopSignals signals;
+    ThreadPool pool(c.run.threads, pinned_cores(c.run));
+    Trainer(c, backend_by_name("cpu"), pool, {}).run();
+  }
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_NE(out.find(fmt::format("threads   {}, pinned to cores {}\n", allowed_cores().size(), c.run.cores)),
+            std::string::npos)
+      << out;
+  expect_same_run("free", "pinned", 12);
+}
+
 TEST_F(Training, StopAndResumeEqualsNeverStopping) {
   for (const char* dtype : {"f32", "bf16"}) {
     const std::string whole = std::string("whole-") + dtype, cut = std::string("cut-") + dtype;
@@ -232,6 +253,38 @@ TEST_F(Training, ResumesWithEveryRouter) {
     EXPECT_EQ(train(c).first_step, 3);
     expect_same_run(whole, cut, 4);
   }
+}
+
+// Moments in bf16 are saved and read as they are, and a resumed run draws what the whole one drew.
+TEST_F(Training, ResumesWithBf16Moments) {
+  for (const OptimizerName name : {OptimizerName::kAdamW, OptimizerName::kLamb}) {
+    const std::string whole = fmt::format("whole-{}", static_cast<int>(name)), cut = whole + "-cut";
+    RunConfig c = config(whole);
+    c.training.dtype = "bf16";
+    c.optimizer.name = name;
+    c.optimizer.moments_dtype = "bf16";
+    train(c, 1);
+    const CheckpointReader reader(checkpoint_path(c.run.dir, 9));
+    int moments = 0;
+    for (const CheckpointTensor& t : reader.tensors()) {
+      const bool weight = t.name.starts_with(kWeightPrefix);
+      moments += !weight;
+      EXPECT_EQ(t.dtype, weight ? DType::kF32 : DType::kBF16) << t.name;
+    }
+    EXPECT_GT(moments, 10);
+    copy_killed_run(whole, cut, 9);
+    c.run.dir = work_ / cut;
+    c.parallel.schedule = "zero_bubble";
+    EXPECT_EQ(train(c, 3).first_step, 10);
+    expect_same_run(whole, cut, 12);
+  }
+}
+
+TEST_F(Training, AnotherTypeOfMomentsIsRefusedWithTheSettingsName) {
+  train(config());
+  RunConfig c = config();
+  c.optimizer.moments_dtype = "bf16";
+  expect_error(ErrorCode::kCheckpoint, {"optimizer.moments_dtype", "f32", "bf16"}, [&] { train(c); });
 }
 
 TEST_F(Training, SigtermSavesAndEndsAndTheRunGoesOn) {

@@ -9,8 +9,9 @@ namespace {
 
 // Store, stage and executor with or without packed copies, and an optimizer.
 struct Job {
-  Job(const ModelConfig& config, const Backend& backend, ThreadPool& pool, bool packs, OptimizerName name)
-      : store(tensor_specs(config), DType::kBF16, StoreUse::kTrain, packs ? &backend : nullptr),
+  Job(const ModelConfig& config, const Backend& backend, ThreadPool& pool, bool packs, OptimizerName name,
+      DType moments = DType::kF32)
+      : store(tensor_specs(config), DType::kBF16, StoreUse::kTrain, packs ? &backend : nullptr, moments),
         stage(config, store, Recompute::kNone, 64, RoutingUnit::kSequence),
         executor(stage, store, backend, pool, {.max_tokens = 64, .poison = true}),
         optimizer(store, settings(name)),
@@ -62,8 +63,10 @@ TEST(PackedWeights, TrainAsPlainOnesDo) {
   ModelConfig config = tiny_moe();
   config.num_nextn_predict_layers = 2;  // three heads read one weight
   const Rows rows = {{3, 9}, {14}};
-  for (const OptimizerName name : {OptimizerName::kAdamW, OptimizerName::kLamb}) {
-    Job packed(config, cpu, pool, true, name), plain(config, cpu, pool, false, name);
+  for (const auto& [name, moments] :
+       {std::pair{OptimizerName::kAdamW, DType::kF32}, std::pair{OptimizerName::kAdamW, DType::kBF16},
+        std::pair{OptimizerName::kLamb, DType::kF32}, std::pair{OptimizerName::kLamb, DType::kBF16}}) {
+    Job packed(config, cpu, pool, true, name, moments), plain(config, cpu, pool, false, name, moments);
     EXPECT_TRUE(packed.store.packed_from(packed.store.find("lm_head.weight")));
     EXPECT_FALSE(plain.store.packed_from(plain.store.find("lm_head.weight")));
     for (int64_t step = 1; step <= 3; ++step) {

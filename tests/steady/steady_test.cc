@@ -1,5 +1,7 @@
 // A run that has started neither allocates nor grows, and takes the memory that it said it would.
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <cmath>
@@ -109,12 +111,13 @@ TEST(Steady, ARunningStepAllocatesNothing) {
     const char *dtype, *schedule;
     Recompute recompute;
     OptimizerName optimizer;
+    const char* moments = "f32";
   };
-  for (const auto& [dtype, schedule, recompute, optimizer] :
+  for (const auto& [dtype, schedule, recompute, optimizer, moments] :
        {Case{"bf16", "1f1b", Recompute::kNone, OptimizerName::kAdamW},
         Case{"f32", "1f1b", Recompute::kSelective, OptimizerName::kAdamW},
-        Case{"bf16", "zero_bubble", Recompute::kFull, OptimizerName::kAdamW},
-        Case{"f32", "zero_bubble", Recompute::kNone, OptimizerName::kLamb}}) {
+        Case{"bf16", "zero_bubble", Recompute::kFull, OptimizerName::kAdamW, "bf16"},
+        Case{"f32", "zero_bubble", Recompute::kNone, OptimizerName::kLamb, "bf16"}}) {
     const Workplace work;
     work.write_data("train", 30, 1);  // the epoch changes on the way
     RunConfig c = tiny_run_config(work);
@@ -124,6 +127,7 @@ TEST(Steady, ARunningStepAllocatesNothing) {
     c.parallel.schedule = schedule;
     c.parallel.recompute = recompute;
     c.optimizer.name = optimizer;
+    c.optimizer.moments_dtype = moments;
     c.training.steps = 14;
     c.checkpoint.every_steps = 0;
     c.checkpoint.export_model = false;
@@ -170,6 +174,65 @@ TEST(Steady, FiveHundredStepsGrowByLessThanAMegabyte) {
   run_with_looks(c, 20, 520, 1);
   EXPECT_EQ(allocations, 0) << stack;
   EXPECT_LT(last_rss - first_rss, 1 << 20) << first_rss << " to " << last_rss;
+}
+
+// ---- First touch.
+
+struct Faults {
+  int64_t first, second, resident_growth;  // of the first step and the second; bytes that the first step brought
+};
+
+// Of an engine's first two steps, in pages of 4 KiB.
+Faults faults_of_steps(const RunConfig& c, bool touched) {
+  ThreadPool pool(2);
+  StepEngine engine(c, backend_by_name("cpu"), pool);
+  if (touched) engine.first_touch_state();
+  engine.store().initialize(c.model.config, c.model.init_method, 1, pool);
+  if (touched) engine.first_touch_work();
+  Rows rows(static_cast<size_t>(c.training.micro_batch_size), {static_cast<int>(c.training.seq_length)});
+  const std::vector<MicroBatch> batches = {random_batch(c.model.config, rows, 3)};
+  StepReport report;
+  std::string why;
+  const auto faults = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return int64_t{usage.ru_minflt};
+  };
+  Faults f{};
+  const int64_t before = faults(), resident = read_process_memory().rss_bytes;
+  engine.step(1, batches, nullptr, report, why);
+  f.first = faults() - before;
+  f.resident_growth = read_process_memory().rss_bytes - resident;
+  const int64_t between = faults();
+  engine.step(2, batches, nullptr, report, why);
+  f.second = faults() - between;
+  return f;
+}
+
+TEST(FirstTouch, TheFirstStepFindsItsMemory) {
+  if (kSanitized) GTEST_SKIP() << "not under a sanitizer";
+  const Workplace work;
+  RunConfig c = tiny_run_config(work);
+  ModelConfig& m = c.model.config;
+  m.num_nextn_predict_layers = 0;
+  m.vocab_size = 4000;
+  m.hidden_size = 256;
+  m.intermediate_size = 640;
+  m.moe_intermediate_size = 128;
+  c.training.seq_length = 256;
+  c.training.global_batch_size = c.training.micro_batch_size = 4;
+  ASSERT_EQ(::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), 0);  // faults are then counted in pages, the same everywhere
+  for (const auto& [dtype, schedule] : {std::pair{"bf16", "1f1b"}, std::pair{"f32", "zero_bubble"}}) {
+    c.training.dtype = dtype;
+    c.parallel.schedule = schedule;
+    const Faults without = faults_of_steps(c, false), with = faults_of_steps(c, true);
+    SCOPED_TRACE(fmt::format("{}: first step {} faults and {} bytes without, {} and {} with; second {}", dtype,
+                             without.first, without.resident_growth, with.first, with.resident_growth, with.second));
+    EXPECT_GT(without.first, 8000);                           // what this test is about: over 32 MiB
+    EXPECT_LT(with.first - with.second, without.first / 50);  // libraries and their caches
+    EXPECT_LT(with.resident_growth, without.resident_growth / 50);
+  }
+  ::prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0);
 }
 
 // ---- Prediction.

@@ -1,23 +1,57 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "concerto/ops/ref/kernels.h"
 
 namespace concerto::ref {
 namespace {
 
-// Moments of element i from its gradient, rounded as they are stored.
-template <class S>
-void update_moments(const AdamStep& a, int64_t i) {
-  const double g = load(a.grad.as<S>()[i]) * a.grad_scale;
-  S &m = a.m.as<S>()[i], &v = a.v.as<S>()[i];
-  store(m, a.beta1 * load(m) + (1 - a.beta1) * g);
-  store(v, a.beta2 * load(v) + (1 - a.beta2) * g * g);
+struct Moments {
+  double m, v;
+};
+
+// fn<S, M>() with the stat type and the moments' type.
+template <class F>
+void with_moments(const AdamStep& a, F&& fn) {
+  if (a.m.dtype == DType::kBF16) return fn.template operator()<float, bf16>();
+  with_stat(a.w.dtype, [&]<class S>() { fn.template operator()<S, S>(); });
 }
 
-template <class S>
-double direction(const AdamStep& a, int64_t i) {
-  return load(a.m.as<S>()[i]) / a.c1 / (std::sqrt(load(a.v.as<S>()[i]) / a.c2) + a.eps);
+// fn(i, random) for the elements of [begin, end); random bits are for bf16 moments.
+template <class F>
+void for_elements(const AdamStep& a, int64_t begin, int64_t end, F&& fn) {
+  if (a.m.dtype != DType::kBF16) {
+    for (int64_t i = begin; i < end; ++i) fn(i, 0u);
+    return;
+  }
+  for_rounded_pieces(a.rounding, begin, end, [&](int64_t b, int64_t e, RoundingKey key, uint32_t element) {
+    for (int64_t i = b; i < e; ++i) fn(i, rounding_bits(key, element + static_cast<uint32_t>(i - b)));
+  });
 }
+
+// Moments of element i from its gradient, rounded to the stat type; stored as they are, or rounded to bf16.
+template <class S, class M>
+Moments update_moments(const AdamStep& a, int64_t i, uint32_t random) {
+  const double g = load(a.grad.as<S>()[i]) * a.grad_scale;
+  M &m = a.m.as<M>()[i], &v = a.v.as<M>()[i];
+  const S next_m = static_cast<S>(a.beta1 * load(m) + (1 - a.beta1) * g),
+          next_v = static_cast<S>(a.beta2 * load(v) + (1 - a.beta2) * g * g);
+  if constexpr (std::is_same_v<M, bf16>) {
+    m = round_stochastic(next_m, static_cast<uint16_t>(random));
+    v = round_stochastic(next_v, static_cast<uint16_t>(random >> 16));
+  } else {
+    m = next_m;
+    v = next_v;
+  }
+  return {next_m, next_v};
+}
+
+template <class M>
+Moments stored(const AdamStep& a, int64_t i) {
+  return {load(a.m.as<M>()[i]), load(a.v.as<M>()[i])};
+}
+
+double direction(const AdamStep& a, Moments k) { return k.m / a.c1 / (std::sqrt(k.v / a.c2) + a.eps); }
 
 template <class S>
 void write(const AdamStep& a, int64_t i, double value) {
@@ -29,11 +63,11 @@ void write(const AdamStep& a, int64_t i, double value) {
 
 void adamw(const Context& ctx, const AdamStep& a) {
   if (ctx.dry_run) return;
-  with_stat(a.w.dtype, [&]<class S>() {
-    for (int64_t i = 0; i < a.w.elements(); ++i) {
-      update_moments<S>(a, i);
-      write<S>(a, i, load(a.w.as<S>()[i]) * (1 - a.lr * a.weight_decay) - a.lr * direction<S>(a, i));
-    }
+  with_moments(a, [&]<class S, class M>() {
+    for_elements(a, 0, a.w.elements(), [&](int64_t i, uint32_t random) {
+      const Moments k = update_moments<S, M>(a, i, random);
+      write<S>(a, i, load(a.w.as<S>()[i]) * (1 - a.lr * a.weight_decay) - a.lr * direction(a, k));
+    });
   });
 }
 
@@ -41,16 +75,16 @@ void lamb_norms(const Context& ctx, const LambNorms& args) {
   if (ctx.dry_run) return;
   const AdamStep& a = args.step;
   constexpr int64_t kBlock = 4096;
-  with_stat(a.w.dtype, [&]<class S>() {
+  with_moments(a, [&]<class S, class M>() {
     double w_total = 0, u_total = 0;
     for (int64_t begin = 0; begin < a.w.elements(); begin += kBlock) {
       double w_sum = 0, u_sum = 0;
-      for (int64_t i = begin; i < std::min(begin + kBlock, a.w.elements()); ++i) {
-        update_moments<S>(a, i);
-        const double w = load(a.w.as<S>()[i]), u = direction<S>(a, i) + a.weight_decay * w;
+      for_elements(a, begin, std::min(begin + kBlock, a.w.elements()), [&](int64_t i, uint32_t random) {
+        update_moments<S, M>(a, i, random);
+        const double w = load(a.w.as<S>()[i]), u = direction(a, stored<M>(a, i)) + a.weight_decay * w;
         w_sum += w * w;
         u_sum += u * u;
-      }
+      });
       w_total += w_sum;
       u_total += u_sum;
     }
@@ -62,9 +96,9 @@ void lamb_norms(const Context& ctx, const LambNorms& args) {
 void lamb_apply(const Context& ctx, const LambApply& args) {
   if (ctx.dry_run) return;
   const AdamStep& a = args.step;
-  with_stat(a.w.dtype, [&]<class S>() {
+  with_moments(a, [&]<class S, class M>() {
     for (int64_t i = 0; i < a.w.elements(); ++i) {
-      const double w = load(a.w.as<S>()[i]), u = direction<S>(a, i) + a.weight_decay * w;
+      const double w = load(a.w.as<S>()[i]), u = direction(a, stored<M>(a, i)) + a.weight_decay * w;
       write<S>(a, i, w - a.lr * args.trust_ratio * u);
     }
   });

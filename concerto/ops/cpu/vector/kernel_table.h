@@ -54,15 +54,18 @@ struct AdamScalars {
   float lr, beta1, beta2, rest1, rest2;  // rest: 1 - beta
   float eps, weight_decay, inverse_c1, inverse_sqrt_c2, grad_scale;
   float trust_ratio;  // LAMB's second pass
+  // Of the random bits that round bf16 moments: key, and the first element's place in its tensor.
+  uint32_t key_first, key_second, element;
 };
 
+// Moments are f32 or bf16.
 struct OptimizerTable {
-  void (*adamw)(float* w, float* m, float* v, const float* grad, void* copy, int64_t n,
+  void (*adamw)(float* w, void* m, void* v, const float* grad, void* copy, int64_t n,
                 const AdamScalars& s);  // copy may be null
-  void (*lamb_apply)(float* w, const float* m, const float* v, void* copy, int64_t n,
+  void (*lamb_apply)(float* w, const void* m, const void* v, void* copy, int64_t n,
                      const AdamScalars& s);  // copy may be null
   // sums[0] += |w|^2, sums[1] += |u|^2
-  void (*lamb_norms)(const float* w, float* m, float* v, const float* grad, int64_t n, const AdamScalars& s,
+  void (*lamb_norms)(const float* w, void* m, void* v, const float* grad, int64_t n, const AdamScalars& s,
                      double* sums);
   double (*sum_squares)(const float* x, int64_t n);
 };
@@ -116,7 +119,7 @@ constexpr int64_t padded_dim(int64_t dim) { return (dim + 15) / 16 * 16; }
 struct KernelTable {
   const RowTable* rows;  // [2] by compute type
   const SoftmaxTable* softmax;
-  const OptimizerTable* optimizer;  // [2] by the type of the copy
+  const OptimizerTable* optimizer;  // [4] by the type of the copy + 2 x that of the moments
   const AttentionTable* attention;  // [2] by compute type
 };
 const KernelTable& kernel_table(Isa isa);

@@ -93,32 +93,44 @@ CONCERTO_INLINE IntVec round_bf16(Vec v) {
   return (IntVec)(v != v ? (u | 0x400000u) : rounded);
 }
 
+// The same up or down by 16 random bits a lane: round_stochastic of base/stochastic_rounding.h, the lower half cut off.
+CONCERTO_INLINE Vec round_with(Vec v, WordVec random) {
+  const WordVec u = (WordVec)v, rounded = u + random;
+  return (Vec)((v != v ? (u | 0x400000u) : rounded) & 0xffff0000u);
+}
+
+// The upper half of each word.
 #if defined(__AVX512F__)
-CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, All = {}) {
-  const __m256i halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)round_bf16(v), 16));
+CONCERTO_INLINE void store_upper(uint16_t* p, IntVec words, All = {}) {
+  const __m256i halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)words, 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves);
 }
-CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, First m) {
-  _mm256_mask_storeu_epi16(p, mask_of(m), _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)round_bf16(v), 16)));
+CONCERTO_INLINE void store_upper(uint16_t* p, IntVec words, First m) {
+  _mm256_mask_storeu_epi16(p, mask_of(m), _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)words, 16)));
 }
 #else
-CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, All = {}) {
+CONCERTO_INLINE void store_upper(uint16_t* p, IntVec bits, All = {}) {
   // The arithmetic shift makes the signed saturation of the pack an identity.
 #if defined(__AVX2__)
-  const __m256i words = _mm256_srai_epi32((__m256i)round_bf16(v), 16);
+  const __m256i words = _mm256_srai_epi32((__m256i)bits, 16);
   const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves);
 #else
-  const __m128i words = _mm_srai_epi32((__m128i)round_bf16(v), 16);
+  const __m128i words = _mm_srai_epi32((__m128i)bits, 16);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(words, words));
 #endif
 }
-CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, First m) {
+CONCERTO_INLINE void store_upper(uint16_t* p, IntVec bits, First m) {
   uint16_t buffer[kLanes];
-  store_exact(buffer, v);
+  store_upper(buffer, bits);
   for (int i = 0; i < m.n; ++i) p[i] = buffer[i];
 }
 #endif
+
+template <class M = All>
+CONCERTO_INLINE void store_exact(uint16_t* p, Vec v, M m = {}) {
+  store_upper(p, round_bf16(v), m);
+}
 
 template <class M>
 CONCERTO_INLINE void store_exact(float* p, Vec v, M m) {

@@ -8,25 +8,25 @@ namespace concerto::cpu {
 namespace vector_generic {
 extern const RowTable kRows[2];
 extern const SoftmaxTable kSoftmax;
-extern const OptimizerTable kOptimizer[2];
+extern const OptimizerTable kOptimizer[4];
 extern const AttentionTable kAttention[2];
 }  // namespace vector_generic
 namespace vector_avx2 {
 extern const RowTable kRows[2];
 extern const SoftmaxTable kSoftmax;
-extern const OptimizerTable kOptimizer[2];
+extern const OptimizerTable kOptimizer[4];
 extern const AttentionTable kAttention[2];
 }  // namespace vector_avx2
 namespace vector_avx512 {
 extern const RowTable kRows[2];
 extern const SoftmaxTable kSoftmax;
-extern const OptimizerTable kOptimizer[2];
+extern const OptimizerTable kOptimizer[4];
 extern const AttentionTable kAttention[2];
 }  // namespace vector_avx512
 namespace vector_avx512_bf16 {
 extern const RowTable kRows[2];
 extern const SoftmaxTable kSoftmax;
-extern const OptimizerTable kOptimizer[2];
+extern const OptimizerTable kOptimizer[4];
 extern const AttentionTable kAttention[2];
 }  // namespace vector_avx512_bf16
 
