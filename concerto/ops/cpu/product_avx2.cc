@@ -32,7 +32,7 @@ struct Vec {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
   static Words load_words(const uint32_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
-  static Words broadcast(const uint32_t* p) { return _mm256_broadcast_ss(reinterpret_cast<const float*>(p)); }
+  static Words broadcast(const void* p) { return _mm256_broadcast_ss(static_cast<const float*>(p)); }
   static Sum multiply_add(Sum s, Words a, Words b) { return _mm256_fmadd_ps(a, b, s); }
 };
 

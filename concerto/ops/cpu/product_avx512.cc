@@ -14,7 +14,7 @@ constexpr int kUnit = 1, kRows = 12, kVectors = 2;
 struct Vec : SumsAvx512 {
   using Words = __m512;
   static Words load_words(const uint32_t* p) { return _mm512_loadu_ps(p); }
-  static Words broadcast(const uint32_t* p) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*p))); }
+  static Words broadcast(const void* p) { return _mm512_set1_ps(*static_cast<const float*>(p)); }
   static Sum multiply_add(Sum s, Words a, Words b) { return _mm512_fmadd_ps(a, b, s); }
 };
 

@@ -14,7 +14,11 @@ constexpr int kUnit = 2, kRows = 12, kVectors = 2;
 struct Vec : SumsAvx512 {
   using Words = __m512bh;
   static Words load_words(const uint32_t* p) { return reinterpret_cast<Words>(_mm512_loadu_si512(p)); }
-  static Words broadcast(const uint32_t* p) { return reinterpret_cast<Words>(_mm512_set1_epi32(static_cast<int>(*p))); }
+  static Words broadcast(const void* p) {  // a pair may begin at any even address
+    int word;
+    __builtin_memcpy(&word, p, sizeof word);
+    return reinterpret_cast<Words>(_mm512_set1_epi32(word));
+  }
   static Sum multiply_add(Sum s, Words a, Words b) { return _mm512_dpbf16_ps(s, a, b); }
 };
 

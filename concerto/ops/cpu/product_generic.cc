@@ -31,8 +31,9 @@ struct Vec {
     __builtin_memcpy(&w, p, sizeof w);
     return w;
   }
-  static Words broadcast(const uint32_t* p) {
-    const float x = __builtin_bit_cast(float, *p);
+  static Words broadcast(const void* p) {
+    float x;
+    __builtin_memcpy(&x, p, sizeof x);
     return {{x, x, x, x}};
   }
   static Sum multiply_add(Sum s, Words a, Words b) {

@@ -42,7 +42,7 @@ inline void for_sums(Each each) {
 struct PackedRows {
   const uint32_t* at;
   PackedRows(const char* a, int64_t) : at(reinterpret_cast<const uint32_t*>(a)) {}
-  const uint32_t* row(int i) const { return at + i; }
+  const void* row(int i) const { return at + i; }
   void next() { at += kRows; }
 };
 
@@ -56,7 +56,7 @@ struct StraightRows {
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) third[i] = a + 3 * i * bytes;
   }
-  const uint32_t* row(int i) const { return reinterpret_cast<const uint32_t*>(third[i / 3] + i % 3 * stride); }
+  const void* row(int i) const { return third[i / 3] + i % 3 * stride; }
   void next() {
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) {
