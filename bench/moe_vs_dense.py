@@ -16,12 +16,13 @@ import os
 import statistics
 import subprocess
 
-from training_runs import COLOURS, SMALL_SHAPE, small_text, svg, train
+from training_runs import COLOURS, SMALL_SHAPE, machine, small_text, svg, train
 
 # 304 is 3 experts of 96 and what the router's products are worth, 10.7, rounded up: the dense model has a little more.
 DENSE = {**SMALL_SHAPE, "model_type": "ernie4_5", "intermediate_size": 304}
-MOE = {**SMALL_SHAPE, "model_type": "ernie4_5_moe", "intermediate_size": 304, "moe_num_experts": 32, "moe_k": 2, "moe_intermediate_size": 96,
-       "moe_num_shared_experts": 1, "moe_layer_start_index": 0, "router_aux_loss_coef": 0.01, "moe_router_bias_update_rate": 1e-3}
+MOE = {**SMALL_SHAPE, "model_type": "ernie4_5_moe", "intermediate_size": 304, "moe_num_experts": 32, "moe_k": 2,
+       "moe_intermediate_size": 96, "moe_num_shared_experts": 1, "moe_layer_start_index": 0,
+       "router_aux_loss_coef": 0.01, "moe_router_bias_update_rate": 1e-3}
 BATCH, LENGTH = 8, 256
 
 
@@ -39,13 +40,13 @@ def make_config(args, kind):
 
 
 def measure_model(args, kind):
-    """FLOPs a token of a training step, and the parameters, as `concerto bench step` counts them."""
+    """FLOPs a token of a training step, as `concerto bench step` counts them."""
     folder = os.path.join(args.work, f"shape_{kind}")
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
         json.dump(DENSE if kind == "dense" else MOE, f)
-    out = subprocess.run([args.concerto, "bench", "step", "--model", folder, "--batch", "1", "--seq", str(LENGTH), "--steps", "1", "--json"],
-                         check=True, capture_output=True, text=True).stdout
+    command = [args.concerto, "bench", "step", "--model", folder, "--batch", "1", "--seq", str(LENGTH), "--steps", "1", "--json"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(out.splitlines()[-1])["flops_per_token"]
 
 
@@ -81,19 +82,27 @@ def main():
     tokens = {kind: sum(r["tokens"] for r in runs[kind, args.seeds[0]][0]) for kind in kinds}
     reached = mean["moe"] <= mean["dense"]
 
-    text = ["# Tokens that a MoE needs beside a dense model of the same FLOPs a token", "",
-            f"    bench/prepare_small_vocabulary.sh FOLDER/text && bench/moe_vs_dense.py --work FOLDER --steps {args.steps} --share {args.share:g} "
-            f"--lrs {' '.join(f'{lr:g}' for lr in args.lrs)} --seeds {' '.join(map(str, args.seeds))}", "",
-            "Text: the King James Bible and GCIDE in 2048 tokens, no token twice; 8 sequences of 256 a step; AdamW, cosine schedule to 0, 100 warm-up steps, bf16.", "",
-            "| | dense | MoE |", "|---|---|---|",
-            f"| inner width | {DENSE['intermediate_size']} | top-{MOE['moe_k']} of {MOE['moe_num_experts']} experts of {MOE['moe_intermediate_size']}, and a shared one |",
+    text = [f"""# Tokens that a MoE needs beside a dense model of the same FLOPs a token
+
+    bench/prepare_small_vocabulary.sh FOLDER/text
+    bench/moe_vs_dense.py --work FOLDER --steps {args.steps} --share {args.share:g} \\
+        --lrs {" ".join(f"{lr:g}" for lr in args.lrs)} --seeds {" ".join(map(str, args.seeds))}
+
+Text: the King James Bible and GCIDE in {SMALL_SHAPE["vocab_size"]} tokens; {BATCH} sequences of {LENGTH} a step; AdamW, cosine
+schedule to 0, 100 warm-up steps, bf16. A seed gives the weights and the order of the text. Machine: {machine()}.
+""", "| | dense | MoE |", "|---|---|---|",
+            f"| inner width | {DENSE['intermediate_size']} | top-{MOE['moe_k']} of {MOE['moe_num_experts']} experts of "
+            f"{MOE['moe_intermediate_size']}, and a shared one |",
             f"| FLOPs a token | {flops['dense'] / 1e6:.3f} M | {flops['moe'] / 1e6:.3f} M |",
             f"| tokens | {tokens['dense'] / 1e6:.2f} M | {tokens['moe'] / 1e6:.2f} M ({tokens['moe'] / tokens['dense']:.2f} x) |"]
+    whole = os.path.getsize(os.path.join(args.work, "text", "train.bin")) // 2  # two bytes a token
+    text.append(f"| passes over the text | {tokens['dense'] / whole:.2f} | {tokens['moe'] / whole:.2f} |")
     for lr in sorted(args.lrs):
         text.append(f"| held-out loss, lr {lr:g}, seed {args.seeds[0]} | {final['dense', lr]:.4f} | {final['moe', lr]:.4f} |")
     for i, seed in enumerate(args.seeds):
         text.append(f"| held-out loss, best lr, seed {seed} | {losses['dense'][i]:.4f} | {losses['moe'][i]:.4f} |")
-    text += [f"| **mean** (standard deviation) | **{mean['dense']:.4f}** ({noise['dense']:.4f}) | **{mean['moe']:.4f}** ({noise['moe']:.4f}) |", "",
+    text += [f"| **mean** (standard deviation) | **{mean['dense']:.4f}** ({noise['dense']:.4f}) | "
+             f"**{mean['moe']:.4f}** ({noise['moe']:.4f}) |", "",
              f"The MoE {'reaches' if reached else 'does NOT reach'} the dense model's loss with {args.share:g} of its tokens: "
              f"{mean['moe'] - mean['dense']:+.4f}.", "", f"![held-out loss over tokens]({os.path.basename(args.out)}.svg)", ""]
     print("\n".join(text))
@@ -104,7 +113,8 @@ def main():
         for seed in args.seeds:
             evals = runs[kind, seed][1]
             step_tokens = tokens[kind] / evals[-1]["step"]
-            curves.append(("MoE" if kind == "moe" else "dense", colour, False, [(e["step"] * step_tokens / 1e6, e["valid_loss"]) for e in evals]))
+            points = [(e["step"] * step_tokens / 1e6, e["valid_loss"]) for e in evals]
+            curves.append(("MoE" if kind == "moe" else "dense", colour, False, points))
     ys = [y for curve in curves for _, y in curve[3]]
     with open(args.out + ".svg", "w", encoding="utf-8") as f:
         f.write(svg(curves, "million tokens", "held-out loss", min(ys), sorted(ys)[-len(curves)]))

@@ -5,10 +5,19 @@ import shutil
 import subprocess
 
 # A decoder small enough for a million tokens to tell models apart; fields of a Hugging Face config.json.
-SMALL_SHAPE = {"vocab_size": 2048, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
-               "max_position_embeddings": 2048, "rope_theta": 10000, "tie_word_embeddings": True}
+SMALL_SHAPE = {"vocab_size": 2048, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+               "head_dim": 32, "max_position_embeddings": 2048, "rope_theta": 10000, "tie_word_embeddings": True}
 
 COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b"]
+
+
+def machine():
+    """This machine in words: what the numbers may depend on."""
+    with open("/proc/cpuinfo", encoding="utf-8") as f:
+        cpu = dict(line.split(":", 1) for line in f.read().replace("\t", "").splitlines() if ":" in line)
+    names = {"avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
+    known = [name for flag, name in names.items() if flag in cpu["flags"].split()]
+    return f"{os.cpu_count()} virtual CPUs of {cpu['model name'].strip()}, {', '.join(known) or 'no AVX-512'}"
 
 
 def small_text(work):
