@@ -65,7 +65,7 @@ def main():
     p.add_argument("--out", default="bench/results/moe_vs_dense", help="written: OUT.md and OUT.svg")
     p.add_argument("--steps", type=int, default=2000, help="of the dense model")
     p.add_argument("--share", type=float, default=0.7, help="of the dense model's steps that the MoE gets")
-    p.add_argument("--lrs", type=float, nargs="+", default=[8e-3, 4e-3, 16e-3])
+    p.add_argument("--lrs", type=float, nargs="+", default=[16e-3, 8e-3, 32e-3])
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     args = p.parse_args()
 
@@ -78,7 +78,7 @@ def main():
     runs = {(kind, seed): run(args, kind, best[kind], seed) for seed in args.seeds for kind in kinds}
     losses = {kind: [runs[kind, seed][1][-1]["valid_loss"] for seed in args.seeds] for kind in kinds}
     mean = {kind: statistics.mean(losses[kind]) for kind in kinds}
-    noise = {kind: statistics.stdev(losses[kind]) if len(args.seeds) > 1 else float("nan") for kind in kinds}
+    noise = {kind: f"{statistics.stdev(losses[kind]):.4f}" if len(args.seeds) > 1 else "one seed" for kind in kinds}
     tokens = {kind: sum(r["tokens"] for r in runs[kind, args.seeds[0]][0]) for kind in kinds}
     reached = mean["moe"] <= mean["dense"]
 
@@ -89,7 +89,8 @@ def main():
         --lrs {" ".join(f"{lr:g}" for lr in args.lrs)} --seeds {" ".join(map(str, args.seeds))}
 
 Text: the King James Bible and GCIDE in {SMALL_SHAPE["vocab_size"]} tokens; {BATCH} sequences of {LENGTH} a step; AdamW, cosine
-schedule to 0, 100 warm-up steps, bf16. A seed gives the weights and the order of the text. Machine: {machine()}.
+schedule to 0, 100 warm-up steps, bf16. A seed gives the weights and the order of the text.
+Machine: {machine()}.
 """, "| | dense | MoE |", "|---|---|---|",
             f"| inner width | {DENSE['intermediate_size']} | top-{MOE['moe_k']} of {MOE['moe_num_experts']} experts of "
             f"{MOE['moe_intermediate_size']}, and a shared one |",
@@ -101,8 +102,8 @@ schedule to 0, 100 warm-up steps, bf16. A seed gives the weights and the order o
         text.append(f"| held-out loss, lr {lr:g}, seed {args.seeds[0]} | {final['dense', lr]:.4f} | {final['moe', lr]:.4f} |")
     for i, seed in enumerate(args.seeds):
         text.append(f"| held-out loss, best lr, seed {seed} | {losses['dense'][i]:.4f} | {losses['moe'][i]:.4f} |")
-    text += [f"| **mean** (standard deviation) | **{mean['dense']:.4f}** ({noise['dense']:.4f}) | "
-             f"**{mean['moe']:.4f}** ({noise['moe']:.4f}) |", "",
+    text += [f"| **mean** (standard deviation) | **{mean['dense']:.4f}** ({noise['dense']}) | "
+             f"**{mean['moe']:.4f}** ({noise['moe']}) |", "",
              f"The MoE {'reaches' if reached else 'does NOT reach'} the dense model's loss with {args.share:g} of its tokens: "
              f"{mean['moe'] - mean['dense']:+.4f}.", "", f"![held-out loss over tokens]({os.path.basename(args.out)}.svg)", ""]
     print("\n".join(text))
