@@ -18,11 +18,14 @@ import subprocess
 
 from training_runs import COLOURS, SMALL_SHAPE, machine, small_text, svg, train
 
-# 304 is 3 experts of 96 and what the router's products are worth, 10.7, rounded up: the dense model has a little more.
-DENSE = {**SMALL_SHAPE, "model_type": "ernie4_5", "intermediate_size": 304}
-MOE = {**SMALL_SHAPE, "model_type": "ernie4_5_moe", "intermediate_size": 304, "moe_num_experts": 32, "moe_k": 2,
-       "moe_intermediate_size": 96, "moe_num_shared_experts": 1, "moe_layer_start_index": 0,
-       "router_aux_loss_coef": 0.01, "moe_router_bias_update_rate": 1e-3}
+# So small that a pass over the text is hundreds of tokens for every parameter of the dense model's layers: more experts help
+# where a model is short of parameters, not of tokens.
+SHAPE = {**SMALL_SHAPE, "hidden_size": 32, "num_hidden_layers": 3, "head_dim": 16}
+# 166 is 3 experts of 48 and what the products of the router are worth, 21.3, rounded up: the dense model has a little more.
+DENSE = {**SHAPE, "model_type": "ernie4_5", "intermediate_size": 166}
+MOE = {**SHAPE, "model_type": "ernie4_5_moe", "intermediate_size": 166, "moe_num_experts": 64, "moe_k": 2,
+       "moe_intermediate_size": 48, "moe_num_shared_experts": 1, "moe_layer_start_index": 0,
+       "router_aux_loss_coef": 0.003, "moe_router_bias_update_rate": 1e-3}
 BATCH, LENGTH = 8, 256
 
 
@@ -63,7 +66,7 @@ def main():
     p.add_argument("--concerto", default="build/release/bin/concerto")
     p.add_argument("--work", required=True, help="folder for the runs; its folder `text` holds the token files")
     p.add_argument("--out", default="bench/results/moe_vs_dense", help="written: OUT.md and OUT.svg")
-    p.add_argument("--steps", type=int, default=2000, help="of the dense model")
+    p.add_argument("--steps", type=int, default=4300, help="of the dense model")
     p.add_argument("--share", type=float, default=0.7, help="of the dense model's steps that the MoE gets")
     p.add_argument("--lrs", type=float, nargs="+", default=[16e-3, 8e-3, 32e-3])
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
