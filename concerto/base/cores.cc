@@ -99,10 +99,8 @@ void check_cores(const std::vector<int>& cores) {
   const long there = ::sysconf(_SC_NPROCESSORS_CONF);
   std::vector<int> absent, forbidden;
   for (const int core : cores) {
-    if (core >= there)
-      absent.push_back(core);
-    else if (std::find(allowed.begin(), allowed.end(), core) == allowed.end())
-      forbidden.push_back(core);
+    if (std::find(allowed.begin(), allowed.end(), core) != allowed.end()) continue;
+    (core >= there ? absent : forbidden).push_back(core);
   }
   if (!absent.empty())
     throw Error(ErrorCode::kConfig, "run.cores",

@@ -127,7 +127,9 @@ TEST(PinnedPool, CoresThatCannotBeHadAreNamed) {
     EXPECT_TRUE(text.find(fmt::format("{}: this process may run on {} only", before[0], before[1])) !=
                 std::string::npos)
         << text;
-    EXPECT_EQ(ThreadPool().size(), std::getenv("OMP_NUM_THREADS") ? ThreadPool().size() : 1);
+    if (!std::getenv("OMP_NUM_THREADS")) {
+      EXPECT_EQ(ThreadPool().size(), 1);
+    }
   })
       .join();
 }

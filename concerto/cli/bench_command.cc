@@ -69,6 +69,7 @@ RunConfig bench_config(const BenchArguments& a) {
   c.parallel.schedule = a.schedule;
   if (!a.data.empty()) c.data.train = {{a.data, 1.0}};
   c.backend = a.backend;
+  check_capacity(c, true);
   return c;
 }
 
@@ -160,6 +161,7 @@ void run_bench_step(const BenchArguments& a) {
                      {"moments_dtype", a.moments_dtype},
                      {"backend", a.backend}};
   if (!a.rival.empty()) {
+    pool.leave_core();  // a pinned thread's child would have its one core
     const double rival = run_rival(a.rival);
     out["rival_tokens_per_s"] = rival;
     out["ratio"] = rate / rival;

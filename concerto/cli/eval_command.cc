@@ -41,6 +41,7 @@ RunConfig config_of_folder(const EvalArguments& a) {
   c.training.dtype = a.dtype;
   c.training.eval_batches = a.max_batches;
   c.backend = a.backend;
+  check_capacity(c, false);
   return c;
 }
 

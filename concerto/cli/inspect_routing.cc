@@ -93,10 +93,12 @@ void check_buffers(const GateSettings& s, const ModelConfig& m, int64_t tokens, 
   const double bytes = rows * (width * static_cast<double>(dtype_bytes(type)) + 8 * static_cast<double>(m.hidden_size));
   const int64_t available = read_available_memory();
   if (rows <= INT32_MAX && (available <= 0 || bytes < static_cast<double>(available))) return;
-  throw Error(ErrorCode::kMemory, "moe_capacity",
+  throw Error(ErrorCode::kMemory, s.capacity ? "moe_capacity" : "inspect routing",
               fmt::format("room for {} rows in each of {} experts would take {:.3g} bytes of padded buffers", room,
                           m.moe_num_experts, bytes),
-              fmt::format("Lower it (nothing is dropped from {} on), or give fewer tokens.", m.moe_num_experts));
+              s.capacity
+                  ? fmt::format("Lower it (nothing is dropped from {} on), or give fewer tokens.", m.moe_num_experts)
+                  : std::string("Give fewer tokens."));
 }
 
 void print_part(const RoutingArguments& a, const char* name, View v) {

@@ -185,15 +185,13 @@ TEST_F(InspectTraining, SinkhornOfTheOldGate) {
 
 TEST_F(InspectTraining, RoomThatNoMemoryHoldsIsRefused) {
   write_model();
-  for (const double factor : {1e8, 1e9}) {  // more than memory holds; more than 32 bits number
-    nlohmann::json j = nlohmann::json::parse(read_text(dir_ + "/config.json"));
-    j["moe_capacity"] = {1, factor, 1};
-    write_text(dir_ + "/config.json", j.dump());
-    const Outcome refused = inspect({"--model", dir_.c_str(), "--ids", kIds});
-    EXPECT_NE(refused.code, 0);
-    EXPECT_NE(refused.error.find("of padded buffers. Lower it (nothing is dropped from 4 on)"), std::string::npos)
-        << refused.error;
-  }
+  nlohmann::json j = nlohmann::json::parse(read_text(dir_ + "/config.json"));
+  j["moe_capacity"] = {1, 1e9, 1};  // more rows than 32 bits number, whatever memory there is
+  write_text(dir_ + "/config.json", j.dump());
+  const Outcome refused = inspect({"--model", dir_.c_str(), "--ids", kIds});
+  EXPECT_NE(refused.code, 0);
+  EXPECT_NE(refused.error.find("of padded buffers. Lower it (nothing is dropped from 4 on)"), std::string::npos)
+      << refused.error;
 }
 
 TEST(InspectRouting, SaysWhatIsWrong) {

@@ -538,7 +538,7 @@ const std::vector<std::string>& layout_model_keys() {
 
 const std::vector<LimitedKey>& limited_model_keys() {
   static const std::vector<LimitedKey> keys = {
-      {"use_moe", "true", is_on, "a mixture-of-experts file without experts is not supported: use model_type ernie4_5"},
+      {"use_moe", "true", is_on, "a dense model is written moe_num_experts: 0, or model_type ernie4_5"},
       {"moe_use_hard_gate", "false", is_off, "the hard gate by token type is not supported yet"},
       {"moe_use_token_type_bias", "false", is_off, "the token-type bias of the router is not supported yet"},
       {"global_aux_loss", "false", is_off, "training.routing_unit: global is what counts over all ranks here"},
@@ -589,7 +589,6 @@ ModelConfig default_model_config(ModelType type, bool old_generation) {
     c.moe_layer_interval = 2;
     c.mtp_loss_scaling_factor = 1.0;
     c.moe_gate = RouterGate::kTop2;
-    c.moe_capacity = {64, 64, 64};
     c.sinkhorn_2gate = true;
     c.moe_use_aux_free = false;
   }

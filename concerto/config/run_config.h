@@ -163,6 +163,9 @@ BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options
 // Hash of what decides the numbers (model, data, training, optimizer, seed): runs with equal hash may resume each
 // other. Left out: where things lie, what is saved and shown, evaluation, the plan, backend, threads, prefetch, and
 // what to do at a bad loss. model.path counts only with `init: pretrained`.
+// The rule of moe_capacity for settings that a command makes by itself: Error(kConfig) if a full routing unit, of training
+// or of evaluation, leaves an expert no room.
+void check_capacity(const RunConfig& config, bool trains);
 std::string run_config_hash(const RunConfig& config);
 // One line a setting that decides the numbers and differs between two configs ("training.seq_length: 128 here, 256
 // there").

@@ -143,6 +143,19 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
   EXPECT_TRUE(has(fault_of("model: {moe_num_experts: 8, moe_k: 2, moe_capacity: [2, 0.001, 2]}\n"
                            "training: {micro_batch_size: 1, seq_length: 64}\n"),
                   "0.001 x 64 tokens of a routing unit in evaluation / 8 experts leaves no room"));
+  // The same for commands that make their settings themselves.
+  RunConfig made;
+  made.model.config.moe_num_experts = 8;
+  made.model.config.moe_capacity = {2, 0.001, 0.5};
+  made.training.micro_batch_size = 1;
+  made.training.seq_length = 64;
+  check_capacity(made, true);
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { check_capacity(made, false); }),
+                  "0.001 x 64 tokens of a routing unit / 8 experts leaves no room"));
+  made.training.seq_length = 4;  // fewer tokens than experts: the third number
+  EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { check_capacity(made, false); }), "0.5 x 4 tokens"));
+  made.model.config.moe_capacity = {};
+  check_capacity(made, false);
   // Of an age are only config.json files.
   EXPECT_EQ(parse("model: {moe_num_experts: 8, moe_k: 3, moe_capacity: [8, 8, 8]}\n").model.config.moe_gate,
             RouterGate::kTopK);

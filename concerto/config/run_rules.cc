@@ -87,6 +87,18 @@ RoutingOptions routing_options(const RunConfig& c) {
           .freeze_router = c.optimizer.freeze_router};
 }
 
+void check_capacity(const RunConfig& c, bool trains) {
+  if (!has_capacity(c)) return;
+  const auto experts = static_cast<double>(c.model.config.moe_num_experts);
+  const double factor = c.model.config.moe_capacity[trains ? 0 : eval_factor(c)],
+               tokens = trains ? unit_tokens(c) : eval_unit_tokens(c);
+  if (factor * tokens < experts)
+    throw Error(ErrorCode::kConfig, "model.moe_capacity",
+                fmt::format("{} x {} tokens of a routing unit / {} experts leaves no room", print_double(factor),
+                            tokens, experts),
+                "Raise it, or give a routing unit more tokens.");
+}
+
 BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options) {
   if (options.freeze_router) return BalanceLoss::kNone;
   if (options.balance_loss != BalanceLoss::kAuto) return options.balance_loss;

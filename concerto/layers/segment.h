@@ -5,8 +5,8 @@
 //                    through)
 //   backward_input   reads gradients `dout`, writes `din` (starts as a copy of `dout`); overwrites activation gradients;
 //                    touches no weight gradient
-//   backward_weight  accumulates (+=) into weight gradients in the stat type, from what forward and backward_input left
-//                    in Saved
+//   backward_weight  adds to weight gradients in the stat type, or writes them the first time in a step
+//                    (ParameterStore::product_gradient), from what forward and backward_input left in Saved
 //
 // A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. One activation
 // gradient is a sum: `normed` of a MoE layer is read by the router, the shared experts and the routed ones; Dispatch

@@ -35,9 +35,12 @@ inline void check_memory(const Context& ctx, std::initializer_list<View> views) 
   for (const View& v : views) CHECK(v.data || v.elements() == 0, "null view of shape {}", v.shape.str());
 }
 
-// A weight that is packed has the same shape and needs no memory of its own.
-inline void check_weight_memory(const Context& ctx, const View& w, const PackedWeight& packed) {
+// A weight that is packed has the same shape, needs no memory of its own, and is packed as this backend reads it.
+inline void check_weight_memory(const Context& ctx, const View& w, const PackedWeight& packed,
+                                const WeightPacking* packing) {
   if (!packed) return check_memory(ctx, {w});
+  CHECK(packed.packing == packing, "a weight packed for other products");
+  CHECK(packed.groups == (w.shape.rank() == 3 ? w.dim(0) : 1), "{} packed groups for {}", packed.groups, w.shape.str());
   CHECK(packed.groups * packed.n == w.rows() && packed.k == w.cols(), "packed [{}, {}, {}] for {}", packed.groups,
         packed.n, packed.k, w.shape.str());
   CHECK(w.dtype == DType::kBF16 && packed.forward && packed.backward, "packed weight");

@@ -1,6 +1,7 @@
 #include "concerto/ops/cross_entropy.h"
 
 #include <cmath>
+#include <limits>
 
 #include "concerto/ops/op_test.h"
 
@@ -89,6 +90,7 @@ struct Head {
   double scale = 0.125;
   Values dw = {}, db = {};  // what the gradients are added to; empty: `start` everywhere
   double loss_sum = 0;
+  bool accumulate = true;
 };
 
 Head make_head(int64_t tokens, int64_t hidden, int64_t vocab) {
@@ -120,7 +122,8 @@ Body head_body(const Head& s, bool bias, bool gradient, double start = 0) {
                             .dx = gradient ? r.out("dx", Kind::kCompute, {T, H}, dx, 2) : View{},
                             .dw = gradient ? r.inout("dw", Kind::kStat, {V, H}, from(s.dw, V * H), dw) : View{},
                             .db = gradient && bias ? r.inout("db", Kind::kStat, {V}, from(s.db, V), dw) : View{},
-                            .token_loss = r.out("token_loss", Kind::kStat, {T}, {.length = V, .norm = token})});
+                            .token_loss = r.out("token_loss", Kind::kStat, {T}, {.length = V, .norm = token}),
+                            .accumulate = s.accumulate});
   };
 }
 
@@ -156,6 +159,17 @@ TEST_P(HeadLossOp, Chunks) {
   for (const char* sum : {"dw", "db", "loss_sum"}) {
     EXPECT_TRUE(same_bits(whole.at(sum).values, second.at(sum).values)) << sum;
     EXPECT_FALSE(same_bits(first.at(sum).values, second.at(sum).values)) << sum;
+  }
+}
+
+// Written and not added to, also over several chunks and over none: what was there is gone.
+TEST_P(HeadLossOp, WritesItsGradient) {
+  for (const int64_t tokens : {0, 5, 70}) {
+    Head s = make_head(tokens, 3, 16500);
+    const auto added = run_op(backend(), type(), type(), 2, head_body(s, false, true)).at("dw").values;
+    s.dw = Values(static_cast<size_t>(16500 * 3), std::numeric_limits<double>::quiet_NaN());
+    s.accumulate = false;
+    EXPECT_EQ(run_op(backend(), type(), type(), 2, head_body(s, false, true)).at("dw").values, added) << tokens;
   }
 }
 CONCERTO_ON_EVERY_BACKEND(HeadLossOp);

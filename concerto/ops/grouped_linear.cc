@@ -28,7 +28,7 @@ void grouped_linear_forward(const Context& ctx, const GroupedLinearForward& args
   check_view(args.offsets, {experts + 1}, DType::kI32, "grouped_linear.offsets");
   check_view(args.y, {rows, out}, args.x.dtype, "grouped_linear.y");
   check_memory(ctx, {args.x, args.offsets, args.y});
-  check_weight_memory(ctx, args.w, args.packed);
+  check_weight_memory(ctx, args.w, args.packed, ctx.backend->grouped_linear.packing);
   check_apart(args.y, {args.x, args.w, args.row_token}, "grouped_linear.y");
   if (rows == 0) return;
   run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.forward, args, "grouped_linear_forward");
@@ -45,7 +45,7 @@ void grouped_linear_backward_input(const Context& ctx, const GroupedLinearBackwa
   check_view(args.offsets, {experts + 1}, DType::kI32, "grouped_linear.offsets");
   check_view(args.dx, {rows, in}, args.dy.dtype, "grouped_linear.dx");
   check_memory(ctx, {args.dy, args.offsets, args.dx});
-  check_weight_memory(ctx, args.w, args.packed);
+  check_weight_memory(ctx, args.w, args.packed, ctx.backend->grouped_linear.packing);
   check_apart(args.dx, {args.dy, args.w, args.row_token}, "grouped_linear.dx");
   if (rows == 0) return;
   run_kernel(ctx, OpFamily::kExperts, ctx.backend->grouped_linear.backward_input, args,

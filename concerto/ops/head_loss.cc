@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "concerto/ops/backend.h"
 #include "concerto/ops/checks.h"
 #include "concerto/ops/cross_entropy.h"
 #include "concerto/ops/linear.h"
@@ -34,7 +35,7 @@ void check_head(const Context& ctx, const HeadLoss& args) {
   if (is_given(args.db)) check_view(args.db, {vocab}, stat, "head.db");
   if (is_given(args.token_loss)) check_view(args.token_loss, {tokens}, stat, "head.token_loss");
   check_memory(ctx, {args.x, args.targets, args.loss_sum});
-  check_weight_memory(ctx, args.w, args.packed);
+  check_weight_memory(ctx, args.w, args.packed, ctx.backend->linear.packing);
   check_apart(args.dx, {args.x, args.w, args.targets}, "head.dx");
 }
 
@@ -58,8 +59,13 @@ void head_loss(const Context& ctx, const HeadLoss& args) {
   check_head(ctx, args);
   const DType type = args.x.dtype, stat = stat_dtype(type);
   const int64_t tokens = args.x.dim(0), vocab = args.w.dim(0), chunk = std::min(head_loss_chunk(vocab), tokens);
-  if (tokens == 0) return;
   OpScope scope(ctx, OpFamily::kHead);
+  if (tokens == 0) {  // a gradient that is written is zero
+    if (is_given(args.dw) && !args.accumulate)
+      linear_backward_weight(
+          ctx, {.x = args.x, .dy = View(nullptr, {0, vocab}, type), .dw = args.dw, .db = {}, .accumulate = false});
+    return;
+  }
   ArenaScope arena(*ctx.scratch);
   const bool with_gradient = is_given(args.dx);
   const View logits = ctx.scratch->take({chunk, vocab}, stat);

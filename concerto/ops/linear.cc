@@ -16,7 +16,7 @@ void linear_forward(const Context& ctx, const LinearForward& args) {
   if (is_given(args.bias)) check_view(args.bias, {out}, stat_dtype(type), "linear.bias");
   check_compute_or_stat(args.y, {rows, out}, type, "linear.y");
   check_memory(ctx, {args.x, args.y});
-  check_weight_memory(ctx, args.w, args.packed);
+  check_weight_memory(ctx, args.w, args.packed, ctx.backend->linear.packing);
   if (is_given(args.bias)) check_memory(ctx, {args.bias});
   check_apart(args.y, {args.x, args.w, args.bias}, "linear.y");
   if (rows == 0) return;
@@ -33,7 +33,7 @@ void linear_backward_input(const Context& ctx, const LinearBackwardInput& args) 
   check_dense(args.w, "linear.w");
   check_compute_or_stat(args.dx, {rows, in}, type, "linear.dx");
   check_memory(ctx, {args.dy, args.dx});
-  check_weight_memory(ctx, args.w, args.packed);
+  check_weight_memory(ctx, args.w, args.packed, ctx.backend->linear.packing);
   check_apart(args.dx, {args.dy, args.w}, "linear.dx");
   if (rows == 0) return;
   run_kernel(ctx, OpFamily::kDense, ctx.backend->linear.backward_input, args, "linear_backward_input");

@@ -30,6 +30,9 @@ void check_step(const Context& ctx, const AdamStep& args) {
   CHECK(
       !args.packed || (!is_given(args.copy) && args.packed.groups * args.packed.n * args.packed.k == args.w.elements()),
       "step.packed is [{}, {}, {}]", args.packed.groups, args.packed.n, args.packed.k);
+  CHECK(!args.packed || args.packed.packing == ctx.backend->linear.packing ||
+            args.packed.packing == ctx.backend->grouped_linear.packing,
+        "a weight packed for other products");
   check_apart(args.w, {args.m, args.v, args.grad}, "step.w");
   check_apart(args.m, {args.v, args.grad}, "step.m");
   check_apart(args.v, {args.grad}, "step.v");

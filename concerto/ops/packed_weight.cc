@@ -8,7 +8,8 @@ namespace {
 template <class T>
 void pack_from(ThreadPool& pool, const T* from, const PackedWeight& to) {
   for_pieces(pool, to, [&](int64_t offset, int64_t rows, int64_t columns, const auto& pack) {
-    bf16 piece[64 * WeightPacking::kColumns];
+    PackingPiece room;
+    bf16* piece = room.data();
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < columns; ++c)
         piece[r * columns + c] = bf16(static_cast<float>(from[offset + r * to.k + c]));
@@ -26,7 +27,7 @@ int64_t packed_backward_bytes(const WeightPacking& packing, int64_t groups, int6
 }
 
 void pack_weight(const Context& ctx, const PackWeight& args) {
-  CHECK(args.to && args.to.packing->rows <= 64, "no packing, or pieces that are too high");
+  CHECK(args.to && args.to.packing->rows <= WeightPacking::kMostRows, "no packing, or pieces that are too high");
   CHECK(args.from.elements() == args.to.groups * args.to.n * args.to.k, "{} as [{}, {}, {}]", args.from.shape.str(),
         args.to.groups, args.to.n, args.to.k);
   check_dense(args.from, "pack_weight.from");

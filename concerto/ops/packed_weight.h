@@ -4,6 +4,8 @@
 // dx = dy W (`backward`).
 #pragma once
 
+#include <cstddef>
+
 #include "concerto/ops/context.h"
 
 namespace concerto {
@@ -12,8 +14,8 @@ namespace concerto {
 struct WeightPacking {
   // Columns of one piece at most; its rows are `rows` or those that are left. Pieces begin at multiples of both and may
   // be packed in any order, by any thread.
-  static constexpr int64_t kColumns = 512;
-  int64_t rows = 0;
+  static constexpr int64_t kColumns = 512, kMostRows = 64;
+  int64_t rows = 0;  // at most kMostRows
   int64_t (*forward_bytes)(int64_t n, int64_t k) = nullptr;
   int64_t (*backward_bytes)(int64_t n, int64_t k) = nullptr;
   // piece: [rows, columns], dense, from (row, column) of the matrix on.
@@ -32,6 +34,12 @@ struct PackedWeight {
 // Bytes of the two forms of [groups, n, k].
 int64_t packed_forward_bytes(const WeightPacking& packing, int64_t groups, int64_t n, int64_t k);
 int64_t packed_backward_bytes(const WeightPacking& packing, int64_t groups, int64_t n, int64_t k);
+
+// Room for a piece, not set to anything.
+struct PackingPiece {
+  alignas(64) std::byte bytes[WeightPacking::kMostRows * WeightPacking::kColumns * sizeof(bf16)];
+  bf16* data() { return reinterpret_cast<bf16*>(bytes); }
+};
 
 // Calls piece(offset in [groups, n, k], rows, columns, pack) for all pieces on the threads of the pool;
 // pack(const bf16*) packs the piece from dense rows. Contiguous runs of rows go to one thread.

@@ -82,6 +82,8 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
       moments_(moment_dtype(compute, moments)),
       use_(use) {
   packed_run_of_.assign(specs_.size(), -1);
+  tied_head_ =
+      std::none_of(specs_.begin(), specs_.end(), [](const TensorSpec& s) { return s.role == TensorRole::kHead; });
   unwritten_.assign(specs_.size(), 0);
   if (packs_for && trains() && compute_ == DType::kBF16) find_packed_runs(*packs_for);
   std::vector<uint8_t> copies;
@@ -107,16 +109,14 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
 
 bool ParameterStore::wants_copy(int i) const {
   if (compute_ == stat_ || !is_matrix(specs_[i]) || packed_run_of_[i] >= 0) return false;
-  return packed_runs_.empty() || specs_[i].role != TensorRole::kEmbedding;
+  return packed_runs_.empty() || specs_[i].role != TensorRole::kEmbedding || tied_head_;
 }
 
 void ParameterStore::find_packed_runs(const Backend& backend) {
   int64_t bytes = 0;
-  const bool tied_head =
-      std::none_of(specs_.begin(), specs_.end(), [](const TensorSpec& s) { return s.role == TensorRole::kHead; });
   for (int i = 0, end; i < size(); i = end) {
     for (end = i + 1; end < size() && specs_[i].fused >= 0 && specs_[end].fused == specs_[i].fused;) ++end;
-    const WeightPacking* packing = packing_of(specs_[i], backend, tied_head);
+    const WeightPacking* packing = packing_of(specs_[i], backend, tied_head_);
     if (!packing || !is_matrix(specs_[i])) continue;
     int64_t rows = 0, groups = 1;
     for (int j = i; j < end; ++j) {

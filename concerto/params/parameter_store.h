@@ -107,6 +107,7 @@ class ParameterStore {
   int64_t elements_ = 0, copy_elements_ = 0;
   Buffer master_, copies_, gradients_, moment1_, moment2_, packs_;
   std::vector<PackedRun> packed_runs_;
+  bool tied_head_ = false;                  // products read the embedding too
   std::vector<int> packed_run_of_;          // by spec; -1: not packed
   mutable bool stale_ = true;               // whether packed copies must be made from the masters
   mutable std::vector<uint8_t> unwritten_;  // by spec: whether its gradient is still that of the last step

@@ -128,6 +128,28 @@ TEST(PackedWeights, AreTheirOnlyCopy) {
   EXPECT_THROW(packed.packed(ctx, packed.ref("model.layers.0.self_attn.k_proj.weight")), Bug);
 }
 
+// Products of another library read weights as they are: experts may be packed where a tied head is not.
+TEST(PackedWeights, ExpertsAlone) {
+  if (!has_packing()) GTEST_SKIP();
+  Backend other = backend_by_name("cpu");
+  other.linear.packing = nullptr;
+  ThreadPool pool(2);
+  ModelConfig config = tiny_moe();
+  config.tie_word_embeddings = true;
+  Job packed(config, other, pool, true, OptimizerName::kAdamW),
+      plain(config, other, pool, false, OptimizerName::kAdamW);
+  const ParamRef head = packed.store.ref("model.embed_tokens.weight");
+  EXPECT_EQ(packed.store.weight(head).dtype, DType::kBF16);
+  EXPECT_TRUE(packed.store.packed_from(packed.store.find("model.layers.1.mlp.experts.0.gate_proj.weight")));
+  for (int64_t step = 1; step <= 2; ++step) {
+    const std::vector<MicroBatch> batches = {random_batch(config, {{3, 9}, {14}}, static_cast<uint64_t>(step))};
+    packed.step(step, batches);
+    plain.step(step, batches);
+  }
+  expect_same_masters(packed.store, plain.store);
+  EXPECT_EQ(packed.losses, plain.losses);
+}
+
 // A product writes the first time in a step and adds later; what no product wrote is zero in the end.
 TEST(ProductGradients, AreWrittenOnceAndSettled) {
   ParameterStore store(tensor_specs(tiny_moe()), DType::kF32, StoreUse::kTrain);

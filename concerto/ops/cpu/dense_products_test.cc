@@ -60,8 +60,11 @@ TEST_P(OneDnn, AgreesWithRef) {
           run(*both[i], 2, [&](const Context& ctx) {
             linear_forward(ctx, {.x = x.view(), .w = w.view(), .bias = extra ? b.view() : View(), .y = y[i].view()});
             linear_backward_input(ctx, {.dy = dy.view(), .w = w.view(), .dx = dx[i].view(), .accumulate = extra});
-            linear_backward_weight(
-                ctx, {.x = x.view(), .dy = dy.view(), .dw = dw[i].view(), .db = extra ? db[i].view() : View()});
+            linear_backward_weight(ctx, {.x = x.view(),
+                                         .dy = dy.view(),
+                                         .dw = dw[i].view(),
+                                         .db = extra ? db[i].view() : View(),
+                                         .accumulate = extra});
           });
         expect_near(y[0], y[1], k, "y");
         expect_near(dx[0], dx[1], n, "dx");

@@ -19,7 +19,7 @@ struct TileSize {
 // every block of columns, so its tiles are wide. A weight product packs both, B for every block of rows: its tiles are
 // high, and go through their rows at most kMostWeightRows at a time. Rows are a multiple of every mr.
 constexpr TileSize kRowTile{96, 512}, kWeightTile{1536, 512}, kSmallestTile{48, 64};
-constexpr int64_t kMostWeightRows = 528, kFewestWeightRows = 192;
+constexpr int64_t kMostWeightRows = 528;
 // Bytes that packed A and packed B of a weight product take together, where B leaves room: the second cache level but
 // for what passes through it.
 constexpr int64_t kWeightPacks = 800 << 10;
@@ -195,7 +195,7 @@ void check_groups(const int32_t* offsets, int64_t groups, int64_t rows) {
 // Rows of A^T that a weight product packs at a time: the more, the longer the pieces of memory that are read at once.
 int64_t weight_rows(int64_t b_words) {
   const int64_t rows = (kWeightPacks / 4 - b_words) / kTileWords / kSmallestTile.rows * kSmallestTile.rows;
-  return std::clamp(rows, kFewestWeightRows, kMostWeightRows);
+  return std::min(rows, kMostWeightRows);
 }
 
 void clear(ThreadPool& pool, float* out, int64_t count) {

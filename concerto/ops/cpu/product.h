@@ -2,8 +2,8 @@
 // the router's are all one of these two.
 //
 // Work is cut into tiles that threads take as they get free. A tile packs what it reads into its thread's scratch (the
-// packed weights stay there for the next tile of the same group and columns), so scratch is a few MB a thread, whatever
-// the number of groups. Tile sizes follow shape and thread count and change no bit of the result.
+// packed weights stay there for the next tile of the same group and columns), but for weights that are kept packed and
+// rows of whole words; so scratch is a few MB a thread, whatever the number of groups. Tile sizes follow shape and thread count and change no bit of the result.
 #pragma once
 
 #include "concerto/ops/context.h"

@@ -56,7 +56,7 @@ struct ProductKernels {
   void (*pack_b_cols[2])(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
 
   // The two for bf16 and panels at cache lines that are read much later: they may store past the caches, so that a
-  // caller ends with a store fence.
+  // caller ends with a store fence. Null where words are single elements.
   void (*stream_b_rows)(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
   void (*stream_b_cols)(const void* b, int64_t stride, int64_t n, int64_t k, uint32_t* packed, int64_t panel_words);
 

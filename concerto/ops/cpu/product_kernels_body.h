@@ -160,8 +160,10 @@ constexpr ProductKernels shared_table() {
   t.nr = static_cast<int>(kColumns);
   t.pack_b_rows[kSourceBF16] = pack_b_rows<Bits16>;
   t.pack_b_cols[kSourceBF16] = pack_b_cols<Bits16>;
-  t.stream_b_rows = pack_b_rows<Bits16, true>;
-  t.stream_b_cols = pack_b_cols<Bits16, true>;
+  if constexpr (kUnit == 2) {  // weights are kept packed
+    t.stream_b_rows = pack_b_rows<Bits16, true>;
+    t.stream_b_cols = pack_b_cols<Bits16, true>;
+  }
   if constexpr (kUnit == 1) {
     t.pack_b_rows[kSourceF32] = pack_b_rows<Bits32>;
     t.pack_b_cols[kSourceF32] = pack_b_cols<Bits32>;

@@ -55,8 +55,6 @@ struct Pointers {
   void* copy_at(int64_t i) const { return copy ? copy + i * copy_element : nullptr; }
 };
 
-constexpr int64_t kMostRows = 64;  // of a piece of a packed weight
-
 template <Isa isa>
 struct Step {
   static const OptimizerTable& table(const AdamStep& s) {
@@ -79,9 +77,10 @@ struct Step {
   // The copy of a piece stays in the first cache levels until it is packed.
   static void adamw_packed(const Context& ctx, const AdamStep& a, const Pointers& p, const AdamScalars& s) {
     const OptimizerTable& t = kernel_table(isa).optimizer[type_index(DType::kBF16) + 2 * type_index(a.m.dtype)];
-    CHECK(a.packed.packing->rows <= kMostRows, "pieces of {} rows", a.packed.packing->rows);
+    CHECK(a.packed.packing->rows <= WeightPacking::kMostRows, "pieces of {} rows", a.packed.packing->rows);
     for_pieces(*ctx.pool, a.packed, [&](int64_t offset, int64_t rows, int64_t columns, const auto& pack) {
-      bf16 piece[kMostRows * WeightPacking::kColumns];
+      PackingPiece room;
+      bf16* piece = room.data();
       for (int64_t r = 0, i = offset; r < rows; ++r, i += a.packed.k)
         in_pieces(a, s, i, i + columns, [&](int64_t b, int64_t e, const AdamScalars& scalars) {
           t.adamw(p.w + b, p.m_at(b), p.v_at(b), p.grad + b, piece + r * columns + (b - i), e - b, scalars);
