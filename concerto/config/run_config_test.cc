@@ -151,7 +151,7 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
   made.training.seq_length = 64;
   check_capacity(made, true);
   EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { check_capacity(made, false); }),
-                  "0.001 x 64 tokens of a routing unit / 8 experts leaves no room"));
+                  "0.001 x 64 tokens of a routing unit in evaluation / 8 experts leaves no room"));
   made.training.seq_length = 4;  // fewer tokens than experts: the third number
   EXPECT_TRUE(has(error_of(ErrorCode::kConfig, [&] { check_capacity(made, false); }), "0.5 x 4 tokens"));
   made.model.config.moe_capacity = {};

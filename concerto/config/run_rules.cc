@@ -53,6 +53,20 @@ size_t eval_factor(const RunConfig& c) {
 bool has_capacity(const RunConfig& c) {
   return c.model.config.num_moe_layers() > 0 && c.model.config.moe_capacity.size() == 3;
 }
+double capacity_factor(const RunConfig& c, bool trains) {
+  return c.model.config.moe_capacity[trains ? 0 : eval_factor(c)];
+}
+double full_unit(const RunConfig& c, bool trains) { return trains ? unit_tokens(c) : eval_unit_tokens(c); }
+// Whether a full routing unit of training, or of evaluation, gives each expert room for a token.
+bool leaves_room(const RunConfig& c, bool trains) {
+  return !has_capacity(c) ||
+         capacity_factor(c, trains) * full_unit(c, trains) >= static_cast<double>(c.model.config.moe_num_experts);
+}
+std::string no_room(const RunConfig& c, bool trains) {
+  return fmt::format("{} x {} tokens of a routing unit{} / {} experts leaves no room",
+                     print_double(capacity_factor(c, trains)), full_unit(c, trains), trains ? "" : " in evaluation",
+                     c.model.config.moe_num_experts);
+}
 double lowest_factor(const RunConfig& c) {
   const auto& factors = c.model.config.moe_capacity;
   return *std::min_element(factors.begin(), factors.end());
@@ -88,14 +102,8 @@ RoutingOptions routing_options(const RunConfig& c) {
 }
 
 void check_capacity(const RunConfig& c, bool trains) {
-  if (!has_capacity(c)) return;
-  const auto experts = static_cast<double>(c.model.config.moe_num_experts);
-  const double factor = c.model.config.moe_capacity[trains ? 0 : eval_factor(c)],
-               tokens = trains ? unit_tokens(c) : eval_unit_tokens(c);
-  if (factor * tokens < experts)
-    throw Error(ErrorCode::kConfig, "model.moe_capacity",
-                fmt::format("{} x {} tokens of a routing unit / {} experts leaves no room", print_double(factor),
-                            tokens, experts),
+  if (!leaves_room(c, trains))
+    throw Error(ErrorCode::kConfig, "model.moe_capacity", no_room(c, trains),
                 "Raise it, or give a routing unit more tokens.");
 }
 
@@ -178,19 +186,8 @@ const std::vector<Rule<RunConfig>>& run_rules() {
        "Set it to f32"},
       {{"model.moe_capacity", "training.micro_batch_size", "training.seq_length"},
        "moe_capacity gives each expert room for a token of a full routing unit, in training and in evaluation",
-       [](const RunConfig& c) {
-         const auto experts = static_cast<double>(c.model.config.moe_num_experts);
-         return !has_capacity(c) || (c.model.config.moe_capacity[0] * unit_tokens(c) >= experts &&
-                                     c.model.config.moe_capacity[eval_factor(c)] * eval_unit_tokens(c) >= experts);
-       },
-       [](const RunConfig& c) {
-         const std::vector<double>& factors = c.model.config.moe_capacity;
-         const bool trains = factors[0] * unit_tokens(c) >= static_cast<double>(c.model.config.moe_num_experts);
-         return fmt::format("{} x {} tokens of a routing unit{} / {} experts leaves no room",
-                            print_double(factors[trains ? eval_factor(c) : 0]),
-                            trains ? eval_unit_tokens(c) : unit_tokens(c), trains ? " in evaluation" : "",
-                            c.model.config.moe_num_experts);
-       },
+       [](const RunConfig& c) { return leaves_room(c, true) && leaves_room(c, false); },
+       [](const RunConfig& c) { return no_room(c, !leaves_room(c, true)); },
        "Raise it, or give a routing unit more tokens"},
       {{"training.balance_counts", "model.moe_group_experts"},
        "`balance_counts: first_choice` not with moe_group_experts, where choice j is the best of group j",

@@ -8,7 +8,7 @@
 //   backward_weight  adds to weight gradients in the stat type, or writes them the first time in a step
 //                    (ParameterStore::product_gradient), from what forward and backward_input left in Saved
 //
-// A segment that declares `fuses_weight` (head + loss) adds its weight gradient in backward_input. One activation
+// A segment that declares `fuses_weight` (head + loss) makes its weight gradient in backward_input. One activation
 // gradient is a sum: `normed` of a MoE layer is read by the router, the shared experts and the routed ones; Dispatch
 // writes its gradient, and SharedExperts and Router add theirs into dout.normed, in place.
 //

@@ -56,27 +56,31 @@ void expect_same_masters(const ParameterStore& a, const ParameterStore& b) {
   }
 }
 
+// Three steps of two micro-batches each.
+void expect_same_training(const ModelConfig& config, Job& packed, Job& plain) {
+  for (int64_t step = 1; step <= 3; ++step) {
+    const std::vector<MicroBatch> batches = {random_batch(config, {{3, 9}, {14}}, static_cast<uint64_t>(step)),
+                                             random_batch(config, {{20}}, static_cast<uint64_t>(step + 9))};
+    packed.step(step, batches);
+    plain.step(step, batches);
+    expect_same_masters(packed.store, plain.store);
+  }
+  EXPECT_EQ(packed.losses, plain.losses);
+}
+
 TEST(PackedWeights, TrainAsPlainOnesDo) {
   if (!has_packing()) GTEST_SKIP();
   const Backend& cpu = backend_by_name("cpu");
   ThreadPool pool(2);
   ModelConfig config = tiny_moe();
   config.num_nextn_predict_layers = 2;  // three heads read one weight
-  const Rows rows = {{3, 9}, {14}};
   for (const auto& [name, moments] :
        {std::pair{OptimizerName::kAdamW, DType::kF32}, std::pair{OptimizerName::kAdamW, DType::kBF16},
         std::pair{OptimizerName::kLamb, DType::kF32}, std::pair{OptimizerName::kLamb, DType::kBF16}}) {
     Job packed(config, cpu, pool, true, name, moments), plain(config, cpu, pool, false, name, moments);
     EXPECT_TRUE(packed.store.packed_from(packed.store.find("lm_head.weight")));
     EXPECT_FALSE(plain.store.packed_from(plain.store.find("lm_head.weight")));
-    for (int64_t step = 1; step <= 3; ++step) {
-      const std::vector<MicroBatch> batches = {random_batch(config, rows, static_cast<uint64_t>(step)),
-                                               random_batch(config, {{20}}, static_cast<uint64_t>(step + 9))};
-      packed.step(step, batches);
-      plain.step(step, batches);
-      expect_same_masters(packed.store, plain.store);
-    }
-    EXPECT_EQ(packed.losses, plain.losses);
+    expect_same_training(config, packed, plain);
     EXPECT_NE(packed.losses[0], packed.losses[2]);
   }
 }
@@ -89,13 +93,7 @@ TEST(PackedWeights, ATiedHeadIsPackedAndLookedUp) {
   Job packed(config, backend_by_name("cpu"), pool, true, OptimizerName::kAdamW),
       plain(config, backend_by_name("cpu"), pool, false, OptimizerName::kAdamW);
   EXPECT_TRUE(packed.store.packed_from(packed.store.find("model.embed_tokens.weight")));
-  for (int64_t step = 1; step <= 3; ++step) {
-    const std::vector<MicroBatch> batches = {random_batch(config, {{3, 9}, {14}}, static_cast<uint64_t>(step))};
-    packed.step(step, batches);
-    plain.step(step, batches);
-  }
-  expect_same_masters(packed.store, plain.store);
-  EXPECT_EQ(packed.losses, plain.losses);
+  expect_same_training(config, packed, plain);
 }
 
 TEST(PackedWeights, FollowWhatIsSet) {
@@ -141,13 +139,7 @@ TEST(PackedWeights, ExpertsAlone) {
   const ParamRef head = packed.store.ref("model.embed_tokens.weight");
   EXPECT_EQ(packed.store.weight(head).dtype, DType::kBF16);
   EXPECT_TRUE(packed.store.packed_from(packed.store.find("model.layers.1.mlp.experts.0.gate_proj.weight")));
-  for (int64_t step = 1; step <= 2; ++step) {
-    const std::vector<MicroBatch> batches = {random_batch(config, {{3, 9}, {14}}, static_cast<uint64_t>(step))};
-    packed.step(step, batches);
-    plain.step(step, batches);
-  }
-  expect_same_masters(packed.store, plain.store);
-  EXPECT_EQ(packed.losses, plain.losses);
+  expect_same_training(config, packed, plain);
 }
 
 // A product writes the first time in a step and adds later; what no product wrote is zero in the end.

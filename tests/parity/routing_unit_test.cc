@@ -16,6 +16,17 @@ namespace {
 constexpr double kRounding = 1e-11;  // f64 sums of a few hundred terms in another order
 const std::string kGate = "model.layers.1.mlp.gate.weight";
 
+// Losses, counts and gradients of the last step, bit for bit.
+void expect_same_step(const TinyRun& run, const TinyRun& want) {
+  EXPECT_EQ(run.output.loss(), want.output.loss());
+  EXPECT_EQ(run.output.aux_loss, want.output.aux_loss);
+  EXPECT_EQ(run.output.z_loss, want.output.z_loss);
+  EXPECT_EQ(run.output.tokens_per_expert, want.output.tokens_per_expert);
+  EXPECT_EQ(run.output.drops_per_expert, want.output.drops_per_expert);
+  const Tensors got = run.gradients();
+  for (const auto& [name, values] : want.gradients()) EXPECT_EQ(got.at(name), values) << name;
+}
+
 class Routers : public ::testing::TestWithParam<TinyRouter> {
  protected:
   TinyRun make(RoutingUnit unit, const Plan& plan = {}, const char* backend = "ref", DType type = DType::kF64) {
@@ -201,13 +212,8 @@ TEST_P(Routers, RecomputeScheduleAndPoisonGiveTheSameBits) {
         for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
           TinyRun run = make(unit, {.schedule = schedule, .recompute = recompute}, backend, type);
           run.step(batches);
-          EXPECT_EQ(run.output.loss(), plain.output.loss());
-          EXPECT_EQ(run.output.aux_loss, plain.output.aux_loss);
-          EXPECT_EQ(run.output.z_loss, plain.output.z_loss);
-          EXPECT_EQ(run.output.tokens_per_expert, plain.output.tokens_per_expert);
-          EXPECT_EQ(run.output.drops_per_expert, plain.output.drops_per_expert);
-          const Tensors got = run.gradients();
-          for (const auto& [name, values] : want) EXPECT_EQ(got.at(name), values) << name << " " << schedule;
+          SCOPED_TRACE(schedule);
+          expect_same_step(run, plain);
         }
     }
 }
@@ -223,13 +229,7 @@ TEST_P(Routers, ThreadsGiveTheSameBits) {
       ThreadPool many(2);
       TinyRun run(GetParam().config, backend_by_name("cpu"), many, type, plan_of(unit, {.max_tokens = 701}));
       run.step(batches);
-      EXPECT_EQ(run.output.loss(), one.output.loss());
-      EXPECT_EQ(run.output.aux_loss, one.output.aux_loss);
-      EXPECT_EQ(run.output.z_loss, one.output.z_loss);
-      EXPECT_EQ(run.output.tokens_per_expert, one.output.tokens_per_expert);
-      EXPECT_EQ(run.output.drops_per_expert, one.output.drops_per_expert);
-      const Tensors got = run.gradients();
-      for (const auto& [name, values] : one.gradients()) EXPECT_EQ(got.at(name), values) << name;
+      expect_same_step(run, one);
     }
 }
 
