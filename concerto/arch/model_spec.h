@@ -30,9 +30,18 @@ enum class TensorRole {
   kMtpProjection
 };
 
+// Which ranks hold the same slice of a tensor (topology/mesh.h): their gradients are summed, and one of them owns it.
+enum class Replicas {
+  kDp,         // cut by tp
+  kKv,         // dp, and the tp ranks that share key/value heads
+  kStage,      // all of a pipeline stage: norms, router, biases added after a sum over tp
+  kEdp,        // routed experts
+  kEmbedding,  // like kDp, on the first and on the last stage (tied head, multi-token prediction); the first owns it
+};
+
 struct TensorSpec {
   std::string name;  // as in the safetensors file
-  Shape shape;       // as in the file: linear weights [out, in], correction bias [1, E]
+  Shape shape;       // as in the file: linear weights [out, in], correction bias [1, E]; of a shard: its own
   TensorRole role;
   int layer = -1;   // decoder layer; -1 outside; MTP blocks: num_hidden_layers + depth
   int expert = -1;  // global expert id; -1: not a routed expert
@@ -43,6 +52,11 @@ struct TensorSpec {
   // viewed as one matrix of their summed dim 0: q|k|v, gate|up, and (rank 3) the gate|up or the down of all experts of
   // a layer.
   int fused = -1;
+  Shape full_shape = {};  // of the whole tensor; rank 0: `shape` is
+  int cut_dim = -1;       // which dim of it is cut; -1: none
+  int64_t cut_begin = 0;  // where the shard begins in it
+  Replicas replicas = Replicas::kDp;
+  const Shape& whole() const { return full_shape.rank() > 0 ? full_shape : shape; }
   bool decays_as_matrix() const { return shape.rank() >= 2 && role != TensorRole::kCorrectionBias; }
 };
 

@@ -31,6 +31,7 @@
 #include "concerto/layers/router_stats.h"
 #include "concerto/ops/backend.h"
 #include "concerto/params/parameter_store.h"
+#include "concerto/topology/mesh.h"
 
 namespace concerto {
 
@@ -47,6 +48,7 @@ struct Tokens {
   View doc_offsets;              // [docs + 1] i32
   View mtp_ids, mtp_targets;     // [depth, T] i32
   int64_t count = 0;             // T
+  Part local;                    // the rank's own tokens in sequence parallel layers: all of them on one rank
   RoutingUnits units;
 };
 

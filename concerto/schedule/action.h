@@ -13,6 +13,10 @@ enum class ActionKind : uint8_t {
   kBackward,        // B: gradients of activations and weights, unit by unit
   kBackwardInput,   // I: gradients of activations only
   kBackwardWeight,  // W: what I left to do
+  kSendForward,     // activations to the next virtual stage
+  kRecvForward,
+  kSendBackward,  // their gradients to the one before
+  kRecvBackward,
 };
 
 struct Action {
