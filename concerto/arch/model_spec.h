@@ -30,7 +30,7 @@ enum class TensorRole {
   kMtpProjection
 };
 
-// Which ranks hold the same slice of a tensor (topology/mesh.h): their gradients are summed, and one of them owns it.
+// Which ranks hold the same slice of a tensor (groups of topology/mesh.h): their gradients are summed, and one of them owns it.
 enum class Replicas {
   kDp,         // cut by tp
   kKv,         // dp, and the tp ranks that share key/value heads

@@ -27,11 +27,11 @@
 #include <string>
 #include <type_traits>
 
+#include "concerto/base/part.h"
 #include "concerto/config/model_config.h"
 #include "concerto/layers/router_stats.h"
 #include "concerto/ops/backend.h"
 #include "concerto/params/parameter_store.h"
-#include "concerto/topology/mesh.h"
 
 namespace concerto {
 

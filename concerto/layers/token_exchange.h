@@ -1,5 +1,5 @@
 // Tensor and sequence parallelism as layers see it. The tokens of a micro-batch are cut among the ranks of a tensor
-// parallel group (Tokens::local; part_of in topology/mesh.h): the residual stream, norms and the router work on a rank's
+// parallel group (Tokens::local; base/part.h): the residual stream, norms and the router work on a rank's
 // own tokens; products work on all tokens and the rank's slice of the weight. Between the two stand these exchanges. A
 // layer has a null pointer where there is one rank. Implemented in parallel/, over a communicator; in a dry run nothing
 // is sent.
