@@ -153,7 +153,8 @@ RunTrace run_layout(const RunConfig& base, const std::vector<std::vector<MicroBa
   run_local_ranks(
       layout.mesh.world(),
       [&](Communicator& world) {
-        const RankGroups groups(world, layout.mesh, kv_sharers(config.model.config, layout.mesh.tp));
+        const int chunks = layout.schedule == "zero_bubble_v" ? 2 : layout.vpp;
+        const RankGroups groups(world, layout.mesh, kv_sharers(config.model.config, layout.mesh.tp), chunks);
         run_rank(config, steps, backend, &groups, start, guard, trace);
       },
       layout.local);

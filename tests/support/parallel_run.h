@@ -33,9 +33,9 @@ struct StepTrace {
 
 struct RunTrace {
   std::vector<StepTrace> steps;
-  Tensors first_gradients;  // of the first step, unclipped
-  Tensors weights;          // after the last
-  Tensors moments;          // "1.NAME" and "2.NAME"
+  Tensors first_gradients;        // of the first step, unclipped
+  Tensors weights;                // after the last
+  Tensors moments;                // "1.NAME" and "2.NAME"
   bool played_as_planned = true;  // every rank's executed actions are its list
 };
 
