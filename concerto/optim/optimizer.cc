@@ -84,7 +84,8 @@ double Optimizer::gradient_norm(const Context& ctx) const {
   for (int i = 0; i < store_.size(); ++i) {
     if (!is_trained(i) || (sync_ && !sync_->owns(i))) continue;
     double& sum = squares_[static_cast<size_t>(sync_ ? sync_->place(i) : i)];
-    sum_squares(ctx, {.x = flat(store_.gradient(i), store_.gradient(i).elements()), .out = View(&sum, {1}, DType::kF64)});
+    sum_squares(ctx,
+                {.x = flat(store_.gradient(i), store_.gradient(i).elements()), .out = View(&sum, {1}, DType::kF64)});
   }
   if (sync_ && !ctx.dry_run) sync_->sum(squares_);
   return std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
@@ -138,8 +139,8 @@ void Optimizer::lamb(const Context& ctx, int64_t step, double lr, double clip) c
                      .norms = View(sync_->owns(p.first) ? norms_of(p) : not_counted.data(), {2}, DType::kF64)});
   if (!ctx.dry_run) sync_->sum(lamb_norms_);
   for (const Piece& p : pieces_)
-    lamb_apply(ctx, {.step = step_of(p, step, lr, clip),
-                     .trust_ratio = lamb_trust_ratio(norms_of(p)[0], norms_of(p)[1])});
+    lamb_apply(ctx,
+               {.step = step_of(p, step, lr, clip), .trust_ratio = lamb_trust_ratio(norms_of(p)[0], norms_of(p)[1])});
 }
 
 // The cpu backend cuts a piece evenly among the threads (but for the ends of blocks), and so is the memory.

@@ -50,7 +50,7 @@ class Optimizer {
   GradientSync* sync_;
   std::vector<Piece> pieces_;
   mutable std::vector<double> squares_, lamb_norms_;  // [tensors of the model], [2 x tensors]
-  mutable std::vector<RoundingKey> keys_;  // of a piece's tensors at this step; none unless moments are bf16
+  mutable std::vector<RoundingKey> keys_;             // of a piece's tensors at this step; none unless moments are bf16
 };
 
 }  // namespace concerto

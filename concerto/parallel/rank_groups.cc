@@ -8,7 +8,8 @@ namespace {
 std::unique_ptr<Communicator> made(Communicator& world, int color, int members, const char* name) {
   auto group = world.split(color, world.rank(), name);
   if (members == 1) return nullptr;
-  CHECK(!group || group->size() == members, "group {} has {} members, not {}", name, group ? group->size() : 0, members);
+  CHECK(!group || group->size() == members, "group {} has {} members, not {}", name, group ? group->size() : 0,
+        members);
   return group;
 }
 

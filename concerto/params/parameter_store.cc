@@ -150,7 +150,8 @@ void ParameterStore::find_packed_runs(const Backend& backend) {
 
 int64_t ParameterStore::bytes() const {
   const int64_t element = trains() ? 2 * dtype_bytes(stat_) : dtype_bytes(stat_);
-  return element * elements_ + 2 * dtype_bytes(moments_) * moment_elements_ + copy_elements_ * dtype_bytes(compute_) + packs_.bytes();
+  return element * elements_ + 2 * dtype_bytes(moments_) * moment_elements_ + copy_elements_ * dtype_bytes(compute_) +
+         packs_.bytes();
 }
 
 int ParameterStore::find(const std::string& name) const {
@@ -326,7 +327,8 @@ namespace {
 int64_t place_in_whole(const TensorSpec& s, int64_t j) {
   if (s.cut_dim < 0) return j;
   const int64_t cols = s.shape.rank() == 1 ? 1 : s.shape[1], whole_cols = s.shape.rank() == 1 ? 1 : s.whole()[1];
-  const int64_t row = j / cols + (s.cut_dim == 0 ? s.cut_begin : 0), col = j % cols + (s.cut_dim == 1 ? s.cut_begin : 0);
+  const int64_t row = j / cols + (s.cut_dim == 0 ? s.cut_begin : 0),
+                col = j % cols + (s.cut_dim == 1 ? s.cut_begin : 0);
   return row * whole_cols + col;
 }
 

@@ -75,11 +75,11 @@ class ParameterStore {
 
   // Sets tensor i from f32 values (rounds to the compute type as well).
   void set(int i, const float* values);
-  void get(int i, float* values) const;            // as f32, from the master if there is one
-  void refresh_copies();                           // compute copies from masters, packed ones when they are next read
-  void packed_copies_changed();           // the masters have changed, their packed copies have not
-  void packed_copy_changed(int i);        // likewise, of the run that tensor i is in; none: nothing happens
-  void refresh_copy(int i);               // of one tensor
+  void get(int i, float* values) const;  // as f32, from the master if there is one
+  void refresh_copies();                 // compute copies from masters, packed ones when they are next read
+  void packed_copies_changed();          // the masters have changed, their packed copies have not
+  void packed_copy_changed(int i);       // likewise, of the run that tensor i is in; none: nothing happens
+  void refresh_copy(int i);              // of one tensor
   void clear_gradients(ThreadPool& pool);
   void settle_gradients(ThreadPool& pool) const;
   // Normal draws by (seed, name, element): independent of layout and of other tensors. Norms become one, biases zero.
@@ -105,16 +105,16 @@ class ParameterStore {
   std::vector<TensorSpec> specs_;
   DType compute_, stat_, moments_;
   StoreUse use_;
-  std::vector<int64_t> offsets_;       // elements, in masters and gradients
-  std::vector<int64_t> copy_offsets_;  // elements, in compute copies; -1: none
+  std::vector<int64_t> offsets_;         // elements, in masters and gradients
+  std::vector<int64_t> copy_offsets_;    // elements, in compute copies; -1: none
   std::vector<int64_t> moment_offsets_;  // elements, in moments; -1: none
   std::unordered_map<std::string, int> index_;
   int64_t elements_ = 0, copy_elements_ = 0, moment_elements_ = 0;
   Buffer master_, copies_, gradients_, moment1_, moment2_, packs_;
   std::vector<PackedRun> packed_runs_;
-  bool tied_head_ = false;                  // products read the embedding too
-  std::vector<int> packed_run_of_;          // by spec; -1: not packed
-  mutable bool stale_ = true;               // whether packed copies must be made from the masters: of which runs
+  bool tied_head_ = false;          // products read the embedding too
+  std::vector<int> packed_run_of_;  // by spec; -1: not packed
+  mutable bool stale_ = true;       // whether packed copies must be made from the masters: of which runs
   mutable std::vector<uint8_t> stale_runs_;
   mutable std::vector<uint8_t> unwritten_;  // by spec: whether its gradient is still that of the last step
 };

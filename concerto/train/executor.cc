@@ -33,9 +33,9 @@ Executor::Executor(std::vector<const Stage*> stages, ParameterStore& store, cons
   for (size_t c = 0; c < stages_.size(); ++c) {
     const Stage& stage = *stages_[c];
     CHECK((options.routing.unit == RoutingUnit::kGlobal) == (stage.routing_unit() == RoutingUnit::kGlobal));
-    chunks_.push_back(std::make_unique<Chunk>(
-        stage, RouterLosses(config(), options.routing, stage.first_moe_layer(),
-                            static_cast<int64_t>(stage.moe_layers().size()), max_units())));
+    chunks_.push_back(
+        std::make_unique<Chunk>(stage, RouterLosses(config(), options.routing, stage.first_moe_layer(),
+                                                    static_cast<int64_t>(stage.moe_layers().size()), max_units())));
     make_slots(*chunks_.back(), options.slots[c]);
   }
   plan_memory();
@@ -129,7 +129,9 @@ void Executor::dry_run(Chunk& chunk, int64_t docs) {
     slot.input = chunk.stage.span().embedding ? View{} : take_input(slot);
     forward(chunk, slot);
   }
-  slot.gradient_in = chunk.stage.span().head ? View{} : View(nullptr, {slot.tokens.local.count, config().hidden_size}, store_.compute());
+  slot.gradient_in = chunk.stage.span().head
+                         ? View{}
+                         : View(nullptr, {slot.tokens.local.count, config().hidden_size}, store_.compute());
   if (options_.split) {
     backward_input(chunk, slot);
     backward_weight(chunk, slot);
@@ -164,7 +166,8 @@ void Executor::plan_memory() {
   memory_.backward = gradients + split;
   memory_.temporary = a.temporary.high_water();
   memory_.scratch = std::max(a.scratch.high_water(), options_.scratch) + kScratchSlack;
-  memory_.total = memory_.keep + memory_.backward + memory_.temporary + std::max(usual_scratch, options_.scratch) + router;
+  memory_.total =
+      memory_.keep + memory_.backward + memory_.temporary + std::max(usual_scratch, options_.scratch) + router;
 }
 
 void Executor::take_memory() {
@@ -175,7 +178,8 @@ void Executor::take_memory() {
     const auto edges = [&](Arena& arena, Slot& slot) {
       if (!options_.train) return;
       slot.gradient_in = chunk->stage.span().head ? View{} : arena.take({most_rows, config().hidden_size}, compute);
-      slot.gradient_out = chunk->stage.span().embedding ? View{} : arena.take({most_rows, config().hidden_size}, compute);
+      slot.gradient_out =
+          chunk->stage.span().embedding ? View{} : arena.take({most_rows, config().hidden_size}, compute);
       if (chunk->losses.pools())
         slot.pool = take_pool(arena, chunk->losses, max_units(), config().moe_num_experts, store_.stat());
     };
@@ -239,13 +243,14 @@ void Executor::set_tokens(Slot& slot, const MicroBatch* b, bool training, int64_
   t = {};
   t.count = tokens;
   const ExecutorGroups& g = options_.groups;
-  t.local = b ? part_of(tokens, g.tp, g.tp_rank) : Part{0, (tokens + g.tp - 1) / g.tp};  // planned: the most there can be
+  t.local =
+      b ? part_of(tokens, g.tp, g.tp_rank) : Part{0, (tokens + g.tp - 1) / g.tp};  // planned: the most there can be
   t.ids = view(b ? b->token_ids : nothing, {tokens});
   t.positions = view(b ? b->positions : nothing, {tokens});
-  if (!b || !b->targets.empty()) t.targets = view(b ? b->targets : nothing, {tokens});
+  if (!b || !b->targets.empty() || tokens == 0) t.targets = view(b ? b->targets : nothing, {tokens});
   const int64_t offsets = b ? static_cast<int64_t>(b->doc_offsets.size()) : planned_docs + 1;
   t.doc_offsets = view(b ? b->doc_offsets : nothing, {offsets});
-  if (depth > 0 && (!b || !b->mtp_token_ids.empty())) {
+  if (depth > 0 && (!b || !b->mtp_token_ids.empty() || tokens == 0)) {
     t.mtp_ids = view(b ? b->mtp_token_ids : nothing, {depth, tokens});
     t.mtp_targets = view(b ? b->mtp_targets : nothing, {depth, tokens});
   }

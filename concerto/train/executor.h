@@ -27,12 +27,12 @@ struct ExecutorGroups {
 };
 
 struct ExecutorOptions {
-  int64_t max_tokens = 0;  // of one micro-batch
-  int64_t max_rows = 0;    // rows (sequences) of one micro-batch; 0: as many as tokens
-  int64_t max_docs = 0;    // documents of one micro-batch that there is room for; 0: as many as tokens
-  int64_t usual_docs = 0;  // documents that the predicted memory counts on; 0: max_docs
-  bool train = true;       // false: forward only
-  bool split = false;      // schedules with B and W apart
+  int64_t max_tokens = 0;         // of one micro-batch
+  int64_t max_rows = 0;           // rows (sequences) of one micro-batch; 0: as many as tokens
+  int64_t max_docs = 0;           // documents of one micro-batch that there is room for; 0: as many as tokens
+  int64_t usual_docs = 0;         // documents that the predicted memory counts on; 0: max_docs
+  bool train = true;              // false: forward only
+  bool split = false;             // schedules with B and W apart
   std::vector<int64_t> slots{1};  // [chunks] micro-batches in flight
   LossAverage loss_average = LossAverage::kTokens;
   int64_t token_balance_seqlen = 0;  // with kTokenBalance
@@ -54,6 +54,8 @@ struct StepOutput {
   std::vector<std::vector<int64_t>> tokens_per_expert;  // [MoE layers of the model][experts], before drops
   std::vector<std::vector<int64_t>> drops_per_expert;   // likewise
 
+  double aux_loss() const { return router.balance(); }  // balance loss
+  double z_loss() const { return router.z(); }
   double loss(int i = 0) const { return loss_count[i] > 0 ? loss_sum[i] / static_cast<double>(loss_count[i]) : 0.0; }
 };
 
@@ -159,7 +161,7 @@ class Executor {
   struct Totals {
     std::array<int64_t, kMaxLosses> targets{};
     int64_t tokens = 0, micro_batches = 0;  // micro-batches: those with tokens
-  } totals_;  // of the step, over all data ranks
+  } totals_;                                // of the step, over all data ranks
 };
 
 }  // namespace concerto

@@ -129,7 +129,8 @@ void Executor::backward_weight(Chunk& chunk, Slot& slot) {
 
 void Executor::router_losses(Chunk& chunk, Slot& slot, RouterLossValues& values) {
   const auto units = static_cast<size_t>(slot.tokens.units.offsets.dim(0) - 1);
-  const auto in_unit = std::span(slot.in_unit).first(units), weights = std::span(slot.unit_weights).first(units);
+  const auto in_unit = std::span(slot.in_unit).first(units);
+  const auto weights = std::span(slot.unit_weights).first(units);
   chunk.losses.apply(context_, slot.router.stats, in_unit, weights, values);
   if (!chunk.losses.pools()) return;
   const RouterPool pool = slot.pool.rows(static_cast<int64_t>(units));

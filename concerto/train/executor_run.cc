@@ -173,18 +173,18 @@ void Executor::receive_backward(Chunk& chunk, Slot& slot) {
 
 void Executor::send_backward(Chunk& chunk, Slot& slot) {
   Communicator& pp = *options_.groups.pp;
-  slot.sent_backward[0] =
-      pp.start_send(first_rows(slot.gradient_out, slot.tokens.local.count), chunk.prev_rank);
+  slot.sent_backward[0] = pp.start_send(first_rows(slot.gradient_out, slot.tokens.local.count), chunk.prev_rank);
   if (chunk.losses.pool_is_trained())
     slot.sent_backward[1] = pp.start_send((is_global() ? chunk.together->pool : slot.pool).dprob, chunk.prev_rank);
 }
 
 // After the first unit's backward: the gradient of what came in, to the stage before.
 void Executor::hand_gradient_on(Chunk& chunk, Slot& slot, const Acts& grads) {
-  for (CommTicket& sent : slot.sent_forward) sent.wait();  // backward here comes after the next stage's, so it is received
+  for (CommTicket& sent : slot.sent_forward)
+    sent.wait();  // backward here comes after the next stage's, so it is received
   if (context_.dry_run || chunk.first()) return;
-  const View to = chunk.prev ? slot_of(*chunk.prev, static_cast<int32_t>(slot.micro_batch)).gradient_in
-                             : slot.gradient_out;
+  const View to =
+      chunk.prev ? slot_of(*chunk.prev, static_cast<int32_t>(slot.micro_batch)).gradient_in : slot.gradient_out;
   copy_view(grads.hidden, first_rows(to, slot.tokens.local.count));
   if (!chunk.prev || !chunk.losses.pool_is_trained()) return;
   Slot& before = slot_of(*chunk.prev, static_cast<int32_t>(slot.micro_batch));

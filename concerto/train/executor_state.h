@@ -17,11 +17,11 @@ struct Executor::Slot {
   std::vector<int64_t> room, in_unit;  // [U] capacity, tokens
   std::vector<double> unit_weights;    // [U] in the step
   std::vector<UnitSaved> units;
-  Acts acts;             // what the units so far have made
-  View input;            // [T_r, H] what the stage before has made; null in the first
-  RouterPool pool;       // of the layers up to this chunk's end; null views unless the loss pools
-  Arena keep, backward;  // `backward` only when B and W are apart
-  Arena edges;           // gradients between stages, and the pool
+  Acts acts;                       // what the units so far have made
+  View input;                      // [T_r, H] what the stage before has made; null in the first
+  RouterPool pool;                 // of the layers up to this chunk's end; null views unless the loss pools
+  Arena keep, backward;            // `backward` only when B and W are apart
+  Arena edges;                     // gradients between stages, and the pool
   View gradient_in, gradient_out;  // [most T_r, H] from the stage after, for the stage before; null at the model's ends
   CommTicket sent_forward[3], sent_backward[2];
 };
@@ -44,7 +44,7 @@ struct Executor::Chunk {
   std::vector<std::unique_ptr<Slot>> slots;
   std::vector<int64_t> slot_of;  // [micro-batches of the step] slot index, -1: not in flight
   std::unique_ptr<Together> together;
-  bool forwarded = false;  // with `together`: all of them, in this step
+  bool forwarded = false;              // with `together`: all of them, in this step
   int prev_rank = -1, next_rank = -1;  // pipeline ranks of the neighbouring stages; -1: the model ends here
   Chunk* prev = nullptr;               // the neighbours, where they are on this rank
   Chunk* next = nullptr;
