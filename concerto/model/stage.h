@@ -37,11 +37,12 @@ class Stage {
   // `max_positions`: rows of the rope table (longest document of the run, plus MTP depths). With routing_unit global
   // every MoE layer's router ends a unit of its own, so that all micro-batches of a step can meet behind it.
   Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
-        RoutingUnit routing_unit = RoutingUnit::kMicroBatch);
+        RoutingUnit routing_unit = RoutingUnit::kMicroBatch, const TensorShard& shard = {});
 
   const ModelConfig& config() const { return config_; }
   const std::vector<Unit>& units() const { return units_; }
   RoutingUnit routing_unit() const { return routing_unit_; }
+  const TensorShard& shard() const { return shard_; }  // of tokens and weights
   // Units whose gradients (or, in evaluation, outputs) are read at the same time: a residual stream may pass one by.
   int unit_reach() const { return routing_unit_ == RoutingUnit::kGlobal ? 3 : 2; }
   const std::vector<int>& moe_layers() const { return moe_layers_; }  // layer number of each row of RouterStats
@@ -54,6 +55,7 @@ class Stage {
 
   ModelConfig config_;
   RoutingUnit routing_unit_;
+  TensorShard shard_;
   Buffer rope_;
   View cos_sin_;  // [positions, head_dim]
   std::vector<Unit> units_;

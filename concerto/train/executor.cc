@@ -204,6 +204,7 @@ void Executor::set_tokens(Slot& slot, const MicroBatch* b, bool training, int64_
   Tokens& t = slot.tokens;
   t = {};
   t.count = tokens;
+  t.local = b ? stage_.shard().own(tokens) : Part{0, stage_.shard().most_own(tokens)};
   t.ids = view(b ? b->token_ids : nothing, {tokens});
   t.positions = view(b ? b->positions : nothing, {tokens});
   if (!b || !b->targets.empty()) t.targets = view(b ? b->targets : nothing, {tokens});
@@ -267,7 +268,8 @@ void Executor::choose_together(const Unit& unit, size_t index, int64_t count) {
     Slot& slot = *slots_[static_cast<size_t>(m)];
     Saved& saved = slot.units[index].segments[0];
     saved.keep = &slot.keep;
-    all.parts[static_cast<size_t>(m)] = {.logits = slot.acts.logits, .stats = &slot.router.stats, .saved = &saved};
+    all.parts[static_cast<size_t>(m)] = {
+        .logits = slot.acts.logits, .tokens = &slot.tokens, .stats = &slot.router.stats, .saved = &saved};
     tokens += slot.tokens.count;
   }
   all.offsets[1] = static_cast<int32_t>(tokens);
