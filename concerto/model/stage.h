@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "concerto/arch/shard.h"
 #include "concerto/config/run_config.h"
 #include "concerto/layers/router_segments.h"
 
@@ -32,20 +33,33 @@ struct UnitArenas {
   Arena* backward = nullptr;
 };
 
+// Which part of the model a stage is, and what of it a rank holds.
+struct StageLayout {
+  StageSpan span;
+  TensorShard shard = {};
+  static StageLayout whole(const ModelConfig& config) {
+    return {.span = {0, config.num_hidden_layers, true, true}};
+  }
+};
+
 class Stage {
  public:
   // `max_positions`: rows of the rope table (longest document of the run, plus MTP depths). With routing_unit global
   // every MoE layer's router ends a unit of its own, so that all micro-batches of a step can meet behind it.
   Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
-        RoutingUnit routing_unit = RoutingUnit::kMicroBatch, const TensorShard& shard = {});
+        RoutingUnit routing_unit = RoutingUnit::kMicroBatch);
+  Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
+        RoutingUnit routing_unit, const StageLayout& layout);
 
   const ModelConfig& config() const { return config_; }
   const std::vector<Unit>& units() const { return units_; }
   RoutingUnit routing_unit() const { return routing_unit_; }
-  const TensorShard& shard() const { return shard_; }  // of tokens and weights
   // Units whose gradients (or, in evaluation, outputs) are read at the same time: a residual stream may pass one by.
   int unit_reach() const { return routing_unit_ == RoutingUnit::kGlobal ? 3 : 2; }
   const std::vector<int>& moe_layers() const { return moe_layers_; }  // layer number of each row of RouterStats
+  int64_t first_moe_layer() const;                                    // MoE layers of the model before this stage
+  const StageSpan& span() const { return layout_.span; }
+  const TensorShard& shard() const { return layout_.shard; }
   int64_t rope_bytes() const { return rope_.bytes(); }
 
  private:
@@ -55,7 +69,7 @@ class Stage {
 
   ModelConfig config_;
   RoutingUnit routing_unit_;
-  TensorShard shard_;
+  StageLayout layout_;
   Buffer rope_;
   View cos_sin_;  // [positions, head_dim]
   std::vector<Unit> units_;
