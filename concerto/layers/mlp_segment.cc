@@ -87,10 +87,13 @@ void MlpSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const 
   norm_.backward_weight(ctx.ops, s.dnormed, s.x, s.rstd);
 }
 
-SharedExpertsSegment::SharedExpertsSegment(const ParameterStore& store, const std::string& prefix, int layer,
-                                           const TensorShard& shard)
+SharedExpertsSegment::SharedExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix,
+                                           int layer, const TensorShard& shard)
     : Segment({.name = "layers." + std::to_string(layer) + ".shared_experts", .layer = layer}),
-      mlp_(store, prefix + "mlp.shared_experts.", shard) {}
+      mlp_(store, prefix + "mlp.shared_experts.", shard) {
+  const int64_t width = mlp_.gate_up.out_features() / 2;
+  CHECK(width == shard.own(c.shared_intermediate_size()).count, "shared experts of width {}", width);
+}
 
 void SharedExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<SharedSaved>();

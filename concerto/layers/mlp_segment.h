@@ -38,7 +38,7 @@ class MlpSegment final : public Segment {
 
 class SharedExpertsSegment final : public Segment {
  public:
-  SharedExpertsSegment(const ParameterStore& store, const std::string& prefix, int layer,
+  SharedExpertsSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer,
                        const TensorShard& shard = {});
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;

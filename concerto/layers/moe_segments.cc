@@ -47,19 +47,13 @@ void DispatchSegment::backward_input(const SegmentContext& ctx, const Acts& dout
   din.rows = din.row_weights = {};
 }
 
-ExpertsSegment::ExpertsSegment(const ParameterStore& store, const std::string& prefix, int layer)
-    : Segment({.name = segment_name(layer, "experts"), .layer = layer}), store_(store) {
-  std::string first;
-  int experts = 0;
-  int64_t hidden = 0;
-  for (const TensorSpec& s : store.specs()) {
-    if (s.role != TensorRole::kExpertDown || s.layer != layer) continue;
-    if (experts++ == 0) first = prefix + "mlp.experts." + std::to_string(s.expert) + ".";
-    hidden = s.shape[0];
-    width_ = s.shape[1];
-  }
-  gate_up_ = store.fused(first + "gate_proj.weight", 2 * experts, {experts, 2 * width_, hidden});
-  down_ = store.fused(first + "down_proj.weight", experts, {experts, hidden, width_});
+ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
+    : Segment({.name = segment_name(layer, "experts"), .layer = layer}),
+      store_(store),
+      width_(c.moe_intermediate_size) {
+  const int experts = static_cast<int>(c.moe_num_experts);
+  gate_up_ = store.fused(prefix + "mlp.experts.0.gate_proj.weight", 2 * experts, {experts, 2 * width_, c.hidden_size});
+  down_ = store.fused(prefix + "mlp.experts.0.down_proj.weight", experts, {experts, c.hidden_size, width_});
 }
 
 void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
@@ -160,11 +154,11 @@ void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
 // whoever watches later. Ranks that share the tokens show all of theirs at once.
 void CombineSegment::observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const {
   if (!ctx.observer && !ctx.ops.dry_run) return;
-  const int64_t tokens = in.hidden.dim(0), kBlockRows = shard_.exchange ? tokens : 64;
+  const int64_t tokens = in.hidden.dim(0), most = shard_.exchange ? tokens : 64;
   ArenaScope scope(*ctx.ops.scratch);
-  const View block = ctx.ops.scratch->take({std::min(kBlockRows, tokens), in.hidden.cols()}, in.hidden.dtype);
-  for (int64_t begin = 0; begin == 0 || begin < tokens; begin += kBlockRows) {
-    const int64_t n = std::min(kBlockRows, tokens - begin);
+  const View block = ctx.ops.scratch->take({std::min(most, tokens), in.hidden.cols()}, in.hidden.dtype);
+  for (int64_t begin = 0; begin == 0 || begin < tokens; begin += most) {
+    const int64_t n = std::min(most, tokens - begin);
     const View y = block.rows_range(0, n);
     combine_rows(ctx.ops, {.rows = in.rows,
                            .row_of = in.row_of.rows_range(begin, n),

@@ -27,15 +27,15 @@ class DispatchSegment final : public Segment {
 
 class ExpertsSegment final : public Segment {
  public:
-  ExpertsSegment(const ParameterStore& store, const std::string& prefix, int layer);
+  ExpertsSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer);
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
 
  private:
   const ParameterStore& store_;
-  ParamRef gate_up_, down_;  // [E, 2 F, H], [E, H, F] of the experts that the store holds
-  int64_t width_ = 0;
+  ParamRef gate_up_, down_;  // [E, 2 F, H], [E, H, F]
+  int64_t width_;
 };
 
 class CombineSegment final : public Segment {

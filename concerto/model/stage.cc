@@ -61,9 +61,9 @@ void Stage::add_layer(const ParameterStore& store, int layer, Recompute recomput
   }
   u->segments.push_back(std::move(route));
   if (config_.moe_num_shared_experts > 0)
-    u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, prefix, layer, shard()));
+    u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer, shard()));
   u->segments.push_back(std::make_unique<DispatchSegment>(config_, layer));
-  u->segments.push_back(std::make_unique<ExpertsSegment>(store, prefix, layer));
+  u->segments.push_back(std::make_unique<ExpertsSegment>(store, config_, prefix, layer));
   u->segments.push_back(std::make_unique<CombineSegment>(layer, shard()));
   moe_layers_.push_back(layer);
 }
