@@ -94,11 +94,14 @@ void SharedExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Ac
   mlp_.forward(ctx, s.x, out.mlp, s.mlp, *saved.forward);
 }
 
-// dout.normed holds what the routed experts gave back; the shared experts' share is added.
+// dout.normed holds what the routed experts gave back, and the shared experts' share is added; or nothing yet, while
+// rows travel (parallel/expert_segments.h).
 void SharedExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   auto& s = saved.as<SharedSaved>();
   s.dy = dout.mlp;
-  mlp_.backward_input(ctx, s.dy, din.normed, true, s.mlp, *saved.backward);
+  const bool accumulate = static_cast<bool>(dout.normed);
+  if (!accumulate) din.normed = saved.backward->take(s.x.shape, s.x.dtype);
+  mlp_.backward_input(ctx, s.dy, din.normed, accumulate, s.mlp, *saved.backward);
   din.mlp = {};
 }
 
