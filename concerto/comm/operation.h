@@ -23,6 +23,8 @@ enum class OperationKind : uint8_t {
   kSplit
 };
 const char* operation_name(OperationKind kind);  // "all_to_all"
+// "tp all_reduce, number 7", "pp send to rank 3, number 2"; peer: world rank. Without a number where that is 0.
+std::string describe_operation(const std::string& group, OperationKind kind, int world_peer, int64_t number);
 
 // A dense view without its shape.
 struct Piece {
@@ -59,7 +61,9 @@ struct Operation {
 
   // Is a float of the pieces rounded to bf16 on its way?
   bool rounds(const Piece& piece) const { return wire == Wire::kBF16 && piece.dtype == DType::kF32; }
-  int64_t wire_bytes(const Piece& piece) const { return piece.elements * (rounds(piece) ? 2 : dtype_bytes(piece.dtype)); }
+  int64_t wire_bytes(const Piece& piece) const {
+    return piece.elements * (rounds(piece) ? 2 : dtype_bytes(piece.dtype));
+  }
   // Adds what rank `rank` of `size` sends to others.
   void count(int rank, int size, Communicator::Traffic& traffic) const;
 

@@ -34,26 +34,31 @@ void DispatchSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& o
   saved.start<DispatchSaved>().row_of = in.row_of;
   out.rows = in.normed;
   out.row_source = in.row_token;
-  out.row_weights = saved.forward->take({ctx.tokens->count * top_k_}, in.weights.dtype);
+  out.row_weights = saved.forward->take({in.row_of.dim(0) * top_k_}, in.weights.dtype);
   scatter_slots(ctx.ops, {.slots = in.weights, .row_of = in.row_of, .rows = out.row_weights});
 }
 
 void DispatchSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   const View row_of = saved.as<DispatchSaved>().row_of;
-  din.normed = saved.backward->take({ctx.tokens->count, dout.rows.cols()}, dout.rows.dtype);
+  din.normed = saved.backward->take({row_of.dim(0), dout.rows.cols()}, dout.rows.dtype);
   din.weights = saved.backward->take(row_of.shape, dout.row_weights.dtype);
   gather_rows_backward(ctx.ops, {.drows = dout.rows, .row_of = row_of, .dx = din.normed});
   gather_slots(ctx.ops, {.rows = dout.row_weights, .row_of = row_of, .slots = din.weights});
   din.rows = din.row_weights = {};
 }
 
-ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
+ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer,
+                               const ShardPlan& plan)
     : Segment({.name = segment_name(layer, "experts"), .layer = layer}),
       store_(store),
-      width_(c.moe_intermediate_size) {
-  const int experts = static_cast<int>(c.moe_num_experts);
-  gate_up_ = store.fused(prefix + "mlp.experts.0.gate_proj.weight", 2 * experts, {experts, 2 * width_, c.hidden_size});
-  down_ = store.fused(prefix + "mlp.experts.0.down_proj.weight", experts, {experts, c.hidden_size, width_});
+      width_(part_of(c.moe_intermediate_size, plan.etp, plan.etp_rank).count) {
+  const std::vector<int> ids = local_experts(c, plan, plan.ep_rank);
+  experts_ = static_cast<int64_t>(ids.size());
+  if (experts_ == 0) return;
+  const int count = static_cast<int>(experts_);
+  const std::string first = prefix + "mlp.experts." + std::to_string(ids[0]);
+  gate_up_ = store.fused(first + ".gate_proj.weight", 2 * count, {experts_, 2 * width_, c.hidden_size});
+  down_ = store.fused(first + ".down_proj.weight", count, {experts_, c.hidden_size, width_});
 }
 
 void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
@@ -62,16 +67,16 @@ void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
   s.x = in.rows;
   s.x_source = in.row_source;
   s.weights = in.row_weights;
-  const int64_t experts = gate_up_.shape[0];
   s.offsets = in.offsets;
-  if (in.offsets.dim(0) == experts + 2) {
+  if (in.offsets.dim(0) == experts_ + 2) {
     s.dropped = in.offsets;
-    s.offsets.shape = Shape{experts + 1};
-    s.offsets.row_stride = experts + 1;
+    s.offsets.shape = Shape{experts_ + 1};
+    s.offsets.row_stride = experts_ + 1;
   }
   s.gate_up = saved.forward->take({rows, 2 * width_}, s.x.dtype);
   out.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
   out.row_source = {};
+  if (experts_ == 0) return;
   ArenaScope scope(*ctx.ops.scratch);
   const View act = ctx.ops.scratch->take({rows, width_}, s.x.dtype);
   grouped_linear_forward(ctx.ops, {.x = s.x,
@@ -98,6 +103,7 @@ void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout,
   din.row_weights = saved.backward->take({rows}, s.weights.dtype);
   din.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
   din.row_source = {};
+  if (experts_ == 0) return;
   const View dact = s.act;  // its gradient first, then the act itself
   grouped_linear_backward_input(ctx.ops, {.dy = s.dy,
                                           .w = store_.weight(down_),
@@ -120,6 +126,7 @@ void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout,
 }
 
 void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
+  if (experts_ == 0) return;
   auto& s = saved.as<ExpertsSaved>();
   const ProductGradient down = store_.product_gradient(ctx.ops, down_),
                         gate_up = store_.product_gradient(ctx.ops, gate_up_);
@@ -137,7 +144,8 @@ void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) co
                                            .accumulate = gate_up.accumulate});
 }
 
-CombineSegment::CombineSegment(int layer) : Segment({.name = segment_name(layer, "combine"), .layer = layer}) {}
+CombineSegment::CombineSegment(int layer, const TensorShard& shard)
+    : Segment({.name = segment_name(layer, "combine"), .layer = layer}), shard_(shard) {}
 
 void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<CombineSaved>();
@@ -150,23 +158,22 @@ void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
 }
 
 // What the layer adds to the stream, which nobody else needs, a block of rows at a time: a dry run counts the block,
-// whoever watches later.
+// whoever watches later. Ranks that share the tokens show all of theirs at once.
 void CombineSegment::observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const {
   if (!ctx.observer && !ctx.ops.dry_run) return;
-  constexpr int64_t kBlockRows = 64;
-  const int64_t tokens = in.hidden.dim(0);
+  const int64_t tokens = in.hidden.dim(0), most = shard_.exchange ? tokens : 64;
   ArenaScope scope(*ctx.ops.scratch);
-  const View block = ctx.ops.scratch->take({std::min(kBlockRows, tokens), in.hidden.cols()}, in.hidden.dtype);
-  for (int64_t begin = 0; begin < tokens; begin += kBlockRows) {
-    const int64_t n = std::min(kBlockRows, tokens - begin);
+  const View block = ctx.ops.scratch->take({std::min(most, tokens), in.hidden.cols()}, in.hidden.dtype);
+  for (int64_t begin = 0; begin == 0 || begin < tokens; begin += most) {
+    const int64_t n = std::min(most, tokens - begin);
     const View y = block.rows_range(0, n);
     combine_rows(ctx.ops, {.rows = in.rows,
                            .row_of = in.row_of.rows_range(begin, n),
                            .add = in.mlp ? in.mlp.rows_range(begin, n) : View{},
                            .y = y});
-    if (ctx.observer) ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
+    observe_tokens(ctx, shard_, [&] { return "mlp_out." + std::to_string(spec().layer); }, y);
   }
-  if (ctx.observer) ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
+  observe_tokens(ctx, shard_, [&] { return "hidden." + std::to_string(spec().layer + 1); }, out.hidden);
 }
 
 // Every row of a token has the token's gradient.
