@@ -1,20 +1,25 @@
 #include "concerto/cli/config_command.h"
 
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/base/files.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/config/run_config.h"
+#include "concerto/train/step_engine.h"
 
 namespace concerto {
 namespace {
 
 struct Options {
-  std::string key, path;
-  bool markdown = false, json = false;
+  std::string key, path, svg;
+  bool markdown = false, json = false, schedule = false;
+  int64_t ranks = 0;  // 0: one data parallel rank
 };
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
@@ -54,8 +59,57 @@ void check(const Options& options, const std::vector<std::string>& rest) {
   if (!missing.empty()) print(fmt::format("To train it, still missing:\n{}\n", missing));
 }
 
+MeshSizes mesh_sizes(const Options& options, const ParallelSection& p) {
+  const int64_t replica = p.tp * p.pp, ranks = options.ranks > 0 ? options.ranks : replica;
+  if (ranks % replica != 0)
+    throw Error(ErrorCode::kUsage, "--ranks", fmt::format("{} ranks do not divide by tp {} x pp {}", ranks, p.tp, p.pp),
+                fmt::format("Give a multiple of {}", replica));
+  return {.tp = static_cast<int>(p.tp), .dp = static_cast<int>(ranks / replica), .pp = static_cast<int>(p.pp)};
+}
+
+nlohmann::json schedule_json(const PipelineSchedule& s, const PipelineTiming& timing, double least) {
+  std::vector<std::string> lists;
+  for (const std::vector<Action>& list : s.ranks) {
+    std::string& text = lists.emplace_back();
+    for (const Action& a : list) text += (text.empty() ? "" : " ") + action_text(a);
+  }
+  return {{"schedule", s.name},
+          {"ranks", s.pp},
+          {"chunks", s.chunks},
+          {"micro_batches", s.micro_batches},
+          {"length", timing.length},
+          {"bubble", timing.bubble},
+          {"least_bubble", least},
+          {"in_flight", peak_in_flight(s)},
+          {"slots", s.slots},
+          {"actions", lists}};
+}
+
+std::string schedule_report(const PipelineSchedule& s, const PipelineTiming& timing, double least, int data_ranks) {
+  std::string text = fmt::format("{}: pipeline ranks {}, micro-batches {}", s.name, s.pp, s.micro_batches);
+  if (s.chunks > 1) text += fmt::format(", virtual stages of a rank {}", s.chunks);
+  if (data_ranks > 1) text += fmt::format(" (of the first of {} data parallel ranks)", data_ranks);
+  text += "\n\n" + pipeline_text(s);
+  text += fmt::format("\nbubble {:.2f} %, at least {:.2f} % in such a schedule, where F, I and W take equally long (B = I + W)\n",
+                      100 * timing.bubble, 100 * least);
+  text += fmt::format("micro-batches in flight at most, by rank: {}", fmt::join(peak_in_flight(s), " "));
+  if (s.chunks > 1) text += fmt::format("; each of one chunk, 1/{} of a rank's layers", s.chunks);
+  return text + "\n";
+}
+
+void show_schedule(const Options& options, const RunConfig& config) {
+  const MeshSizes sizes = mesh_sizes(options, config.parallel);
+  const PipelineSchedule s = step_schedule(config, sizes);
+  const PipelineTiming timing = time_pipeline(s);
+  const double least = bubble_bound({s.name, s.pp, s.chunks, s.micro_batches, s.together});
+  if (!options.svg.empty()) write_file_atomic(options.svg, pipeline_svg(s));
+  print(options.json ? schedule_json(s, timing, least).dump() + "\n"
+                     : schedule_report(s, timing, least, sizes.dp));
+}
+
 void show(const Options& options, const std::vector<std::string>& rest) {
   const RunConfig config = load_run_config(options.path, parse_overrides(rest));
+  if (options.schedule) return show_schedule(options, config);
   print(options.json ? run_config_json(config) + "\n" : run_config_yaml(config));
 }
 
@@ -80,9 +134,17 @@ void add_config_command(CLI::App& app) {
     sub->add_flag("--json", options->json, "print one JSON object");
     sub->allow_extras();
     sub->callback([sub, options, run] { run(*options, sub->remaining()); });
+    return sub;
   };
   add("check", "report every fault of a config", check);
-  add("show", "print a config as it is resolved", show);
+  CLI::App* show_command = add("show", "print a config as it is resolved, or the pipeline schedule of its step", show);
+  CLI::Option* schedule = show_command->add_flag("--schedule", options->schedule,
+                                                 "print who computes what when, the bubble, and what it could be at least");
+  show_command->add_option("--svg", options->svg, "with --schedule: also draw it, into this file")->needs(schedule);
+  show_command
+      ->add_option("--ranks", options->ranks, "with --schedule: ranks of the job (default: one data parallel rank, tp x pp)")
+      ->needs(schedule)
+      ->check(CLI::PositiveNumber);
 }
 
 }  // namespace concerto

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "concerto/base/error.h"
+#include "concerto/base/files.h"
 #include "concerto/base/test_folder.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/cli/test_command.h"
@@ -60,6 +62,35 @@ TEST_F(ConfigCommand, ChecksAndShows) {
   EXPECT_NE(run({"config", "show", path_}).find("  steps: 5\n"), std::string::npos);
   EXPECT_NE(run({"config", "show", path_, "--training.steps=7"}).find("  steps: 7\n"), std::string::npos);
   EXPECT_NE(run({"config", "show", path_, "--json", "--training.steps", "8"}).find("\"steps\": 8,"), std::string::npos);
+}
+
+TEST_F(ConfigCommand, ShowsTheSchedule) {
+  const std::vector<std::string> show = {"config", "show", path_, "--schedule", "--parallel.pp=2",
+                                         "--training.global_batch_size=6", "--training.micro_batch_size=2"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), show.begin(), show.end());
+    return run(more);
+  };
+  EXPECT_EQ(with({}),
+            "1f1b: pipeline ranks 2, micro-batches 3\n\n"
+            "rank 0  F0 F1 .  .  B0--- F2 B1--- .  B2---\n"
+            "rank 1  .  F0 B0--- F1 B1--- F2 B2--- .  .\n"
+            "F forward, B backward; with the micro-batch; . waits\n\n"
+            "bubble 25.00 %, at least 25.00 % in such a schedule, where F, I and W take equally long (B = I + W)\n"
+            "micro-batches in flight at most, by rank: 2 1\n");
+  const std::string svg = folder_ / "schedule.svg";
+  const auto json = nlohmann::json::parse(with({"--json", "--svg", svg, "--parallel.schedule=zero_bubble_v"}));
+  EXPECT_EQ(json["schedule"], "zero_bubble_v");
+  EXPECT_EQ(json["chunks"], 2);
+  EXPECT_EQ(json["in_flight"], nlohmann::json({4, 4}));
+  EXPECT_NEAR(json["least_bubble"].get<double>(), 1. / 19, 1e-12);
+  EXPECT_TRUE(json["actions"][0].get<std::string>().starts_with("F0 SF0 F1 SF1 F2 SF2 RF0.1 F0.1 I0.1 SB0.1"));
+  EXPECT_TRUE(read_text_file(svg).starts_with("<svg xmlns="));
+  EXPECT_NE(with({"--ranks", "4"}).find("micro-batches 2 (of the first of 2 data parallel ranks)"), std::string::npos);
+  EXPECT_THROW(with({"--ranks", "3"}), Error);
+  EXPECT_THROW(with({"--parallel.vpp=2"}), Error);
+  EXPECT_THROW(with({"--svg", folder_ / "none/schedule.svg"}), Error);
+  EXPECT_THROW(run({"config", "show", path_, "--svg", svg}), CLI::ParseError);
 }
 
 TEST_F(ConfigCommand, Fails) {
