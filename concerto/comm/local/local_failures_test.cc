@@ -251,10 +251,11 @@ TEST(LocalFailures, TheFirstErrorIsThrownAgain) {
   } catch (const Bug& e) {
     EXPECT_HAS(std::string(e.what()), "rank 1: internal error");
   }
-  EXPECT_THROW(run_local_ranks(2, [](Communicator& comm) {
-                 if (comm.rank() == 1) throw std::bad_alloc();
-                 comm.barrier();
-               }),
+  EXPECT_THROW(run_local_ranks(2,
+                               [](Communicator& comm) {
+                                 if (comm.rank() == 1) throw std::bad_alloc();
+                                 comm.barrier();
+                               }),
                std::bad_alloc);
   expect_error(ErrorCode::kComm, {"rank 1 ended the job: gone"}, [] {
     run_local_ranks(2, [](Communicator& comm) {

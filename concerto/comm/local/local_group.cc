@@ -147,8 +147,7 @@ void LocalGroup::start_collective(std::unique_lock<std::mutex>& lock, int rank, 
   if (slot.arrived++ == 0) slot.kind = operation.kind;
   if (slot.kind != operation.kind || slot.begun(size()))
     if (const std::string fault = mismatch(slot); !fault.empty())
-      fail(lock, rank, where(entry), fault,
-           "All ranks of a group must ask for the same operations in the same order.");
+      fail(lock, rank, where(entry), fault, "All ranks of a group must ask for the same operations in the same order.");
   if (!slot.begun(size())) return;
   slot.units_left = units_of(slot.kind, size());
   if (slot.units_left > 0 && bytes_of(operation) <= kSmallBytes)
@@ -286,8 +285,7 @@ void LocalGroup::wait(int rank, int64_t ticket) {
     }
     if (done(entry)) break;
     if (help(lock, rank, entry)) continue;
-    if (const std::string ended = missing(rank, entry, true); !ended.empty())
-      fail(lock, rank, where(entry), ended, "");
+    if (const std::string ended = missing(rank, entry, true); !ended.empty()) fail(lock, rank, where(entry), ended, "");
     if (!late) {
       world_->note(member.world_rank, name_, entry.operation, true);
       late = member.wake.wait_until(lock, deadline) == std::cv_status::timeout;
