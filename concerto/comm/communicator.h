@@ -66,6 +66,12 @@ class CommTicket {
   ~CommTicket() { drop(); }
   explicit operator bool() const { return of_ != nullptr; }
   void wait();
+  // For records that are only bytes: its number, from which CommTicket(of, number) is made again to be waited for. In
+  // between nobody drops it: whoever owns the memory calls abort() before an exception takes that away.
+  int64_t put_down() {
+    of_ = nullptr;
+    return number_;
+  }
 
  private:
   void drop() noexcept;

@@ -106,12 +106,15 @@ void SharedExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Ac
   mlp_.forward(ctx, x, out.mlp, s.mlp, *saved.forward);
 }
 
-// dout.normed holds what the routed experts gave back; the shared experts' share is added.
+// dout.normed holds what the routed experts gave back, and the shared experts' share is added; or nothing yet, while
+// rows travel (parallel/expert_segments.h).
 void SharedExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   auto& s = saved.as<SharedSaved>();
   s.own_dy = dout.mlp;
   s.dy = gather_tokens(ctx, mlp_.shard, s.own_dy, *saved.backward);
-  mlp_.backward_input(ctx, s.dy, din.normed, true, s.mlp, *saved.backward);
+  const bool accumulate = static_cast<bool>(dout.normed);
+  if (!accumulate) din.normed = saved.backward->take(s.own_x.shape, s.own_x.dtype);
+  mlp_.backward_input(ctx, s.dy, din.normed, accumulate, s.mlp, *saved.backward);
   s.x = gather_tokens(ctx, mlp_.shard, s.own_x, *saved.backward);
   din.mlp = {};
 }

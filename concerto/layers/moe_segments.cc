@@ -47,13 +47,18 @@ void DispatchSegment::backward_input(const SegmentContext& ctx, const Acts& dout
   din.rows = din.row_weights = {};
 }
 
-ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
+ExpertsSegment::ExpertsSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer,
+                               const ShardPlan& plan)
     : Segment({.name = segment_name(layer, "experts"), .layer = layer}),
       store_(store),
-      width_(c.moe_intermediate_size) {
-  const int experts = static_cast<int>(c.moe_num_experts);
-  gate_up_ = store.fused(prefix + "mlp.experts.0.gate_proj.weight", 2 * experts, {experts, 2 * width_, c.hidden_size});
-  down_ = store.fused(prefix + "mlp.experts.0.down_proj.weight", experts, {experts, c.hidden_size, width_});
+      width_(part_of(c.moe_intermediate_size, plan.etp, plan.etp_rank).count) {
+  const std::vector<int> ids = local_experts(c, plan, plan.ep_rank);
+  experts_ = static_cast<int64_t>(ids.size());
+  if (experts_ == 0) return;
+  const int count = static_cast<int>(experts_);
+  const std::string first = prefix + "mlp.experts." + std::to_string(ids[0]);
+  gate_up_ = store.fused(first + ".gate_proj.weight", 2 * count, {experts_, 2 * width_, c.hidden_size});
+  down_ = store.fused(first + ".down_proj.weight", count, {experts_, c.hidden_size, width_});
 }
 
 void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
@@ -62,16 +67,16 @@ void ExpertsSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
   s.x = in.rows;
   s.x_source = in.row_source;
   s.weights = in.row_weights;
-  const int64_t experts = gate_up_.shape[0];
   s.offsets = in.offsets;
-  if (in.offsets.dim(0) == experts + 2) {
+  if (in.offsets.dim(0) == experts_ + 2) {
     s.dropped = in.offsets;
-    s.offsets.shape = Shape{experts + 1};
-    s.offsets.row_stride = experts + 1;
+    s.offsets.shape = Shape{experts_ + 1};
+    s.offsets.row_stride = experts_ + 1;
   }
   s.gate_up = saved.forward->take({rows, 2 * width_}, s.x.dtype);
   out.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
   out.row_source = {};
+  if (experts_ == 0) return;
   ArenaScope scope(*ctx.ops.scratch);
   const View act = ctx.ops.scratch->take({rows, width_}, s.x.dtype);
   grouped_linear_forward(ctx.ops, {.x = s.x,
@@ -98,6 +103,7 @@ void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout,
   din.row_weights = saved.backward->take({rows}, s.weights.dtype);
   din.rows = saved.passing->take({rows, s.x.cols()}, s.x.dtype);
   din.row_source = {};
+  if (experts_ == 0) return;
   const View dact = s.act;  // its gradient first, then the act itself
   grouped_linear_backward_input(ctx.ops, {.dy = s.dy,
                                           .w = store_.weight(down_),
@@ -120,6 +126,7 @@ void ExpertsSegment::backward_input(const SegmentContext& ctx, const Acts& dout,
 }
 
 void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
+  if (experts_ == 0) return;
   auto& s = saved.as<ExpertsSaved>();
   const ProductGradient down = store_.product_gradient(ctx.ops, down_),
                         gate_up = store_.product_gradient(ctx.ops, gate_up_);

@@ -8,9 +8,10 @@
 // Rows go from segment to segment as they are, or as (matrix, row_source): a reader of the latter gathers as it reads.
 // Dispatch and combine's gradient give the latter, so that a row is never copied on one rank; a segment between them
 // that brings rows from elsewhere gives the former. Backward runs them in reverse: dispatch writes d normed, shared and
-// router add to it.
+// router add to it. Where the experts live on several ranks: parallel/expert_segments.h.
 #pragma once
 
+#include "concerto/arch/shard.h"
 #include "concerto/layers/linear_layer.h"
 
 namespace concerto {
@@ -25,9 +26,11 @@ class DispatchSegment final : public Segment {
   int64_t top_k_;
 };
 
+// The experts that `plan` gives this rank, each as wide as its slice; may be none. Offsets are theirs: [L + 1].
 class ExpertsSegment final : public Segment {
  public:
-  ExpertsSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer);
+  ExpertsSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer,
+                 const ShardPlan& plan = {});
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
@@ -35,7 +38,7 @@ class ExpertsSegment final : public Segment {
  private:
   const ParameterStore& store_;
   ParamRef gate_up_, down_;  // [E, 2 F, H], [E, H, F]
-  int64_t width_;
+  int64_t width_, experts_;
 };
 
 class CombineSegment final : public Segment {

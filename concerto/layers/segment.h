@@ -10,7 +10,8 @@
 //
 // A segment that declares `fuses_weight` (head + loss) makes its weight gradient in backward_input. One activation
 // gradient is a sum: `normed` of a MoE layer is read by the router, the shared experts and the routed ones; Dispatch
-// writes its gradient, and SharedExperts and Router add theirs into dout.normed, in place.
+// writes its gradient, and SharedExperts and Router add theirs into dout.normed, in place. (Where rows travel between
+// ranks, SharedExperts comes first and the end of the dispatch adds to it.)
 //
 // Memory comes from the arenas in Saved:
 //   `keep`      from forward to backward_weight, never recomputed: the routing plan
@@ -52,6 +53,8 @@ struct Tokens {
   RoutingUnits units;
 };
 
+struct ExpertTravel;
+
 // What flows between segments of one micro-batch: activations forward, their gradients backward. A null view: nothing
 // there. T_r: the rank's own tokens (Tokens::local), on one rank all of them.
 struct Acts {
@@ -68,6 +71,7 @@ struct Acts {
                      // come last, belong to no expert and are zero (ClearDropped, ops/routing.h)
   View row_token;    // [R] i32
   View row_of;       // [T_r, K] i32
+  ExpertTravel* travel = nullptr;  // rows on their way to experts of other ranks (parallel/expert_plan.h)
 };
 
 struct Saved {
@@ -126,6 +130,8 @@ struct SegmentContext {
   bool replay = false;         // recompute: routing plans in Saved are used, not made
   bool routed = false;         // choices and drops are in Saved already, made for all micro-batches of a step together
   bool freeze_router = false;  // no gradient for router weights
+  bool usual_load = false;     // in a dry run: count rows that come from other ranks as they usually are, not as they
+                               // are at worst
 };
 
 enum class SegmentKind { kCompute, kCommunication, kFused };
