@@ -58,6 +58,7 @@ class MoeLayer {
     make_inputs(seed);
     router_ = RouterMemory(config_, {.stat = store_.stat()});
     tokens_.count = c.tokens;
+    tokens_.local = {0, c.tokens};
     ctx_.ops = {.backend = &backend, .pool = &pool, .scratch = &scratch_};
     ctx_.tokens = &tokens_;
     ctx_.losses = &losses_;

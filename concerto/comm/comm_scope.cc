@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "concerto/comm/action_log.h"
 #include "concerto/comm/communicator.h"
 
 namespace concerto {
@@ -20,6 +21,7 @@ CommScope::CommScope(const char* action, int64_t micro_batch, int layer) : aroun
   doing.action = action;
   if (micro_batch >= 0) doing.micro_batch = micro_batch;
   if (layer >= 0) doing.layer = layer;
+  ActionLog::note_scope(doing);
 }
 
 CommScope::~CommScope() { doing = around_; }

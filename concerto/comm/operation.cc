@@ -30,6 +30,14 @@ const char* operation_name(OperationKind kind) {
   return "?";
 }
 
+std::string describe_operation(const std::string& group, OperationKind kind, int world_peer, int64_t number) {
+  std::string text = fmt::format("{} {}", group, operation_name(kind));
+  if (kind == OperationKind::kSend) text += fmt::format(" to rank {}", world_peer);
+  if (kind == OperationKind::kRecv) text += fmt::format(" from rank {}", world_peer);
+  if (number > 0) text += fmt::format(", number {}", number);
+  return text;
+}
+
 Piece::Piece(const View& view, int owner)
     : data(static_cast<char*>(view.data)), elements(view ? view.elements() : 0), dtype(view.dtype), owner(owner) {
   CHECK(elements == 0 || view.dense(), "a view with gaps: {}", view.shape.str());

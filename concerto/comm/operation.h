@@ -23,6 +23,8 @@ enum class OperationKind : uint8_t {
   kSplit
 };
 const char* operation_name(OperationKind kind);  // "all_to_all"
+// "tp all_reduce, number 7", "pp send to rank 3, number 2"; peer: world rank. Without a number where that is 0.
+std::string describe_operation(const std::string& group, OperationKind kind, int world_peer, int64_t number);
 
 // A dense view without its shape.
 struct Piece {

@@ -34,6 +34,7 @@ InferenceSession::InferenceSession(const Stage& stage, const ParameterStore& sto
              .positions = View(nullptr, {chunk_}, DType::kI32),
              .doc_offsets = View(nullptr, {2}, DType::kI32),
              .count = chunk_,
+             .local = {0, chunk_},
              .units = {.offsets = View(nullptr, {2}, DType::kI32), .capacity = View(nullptr, {1}, DType::kI64)}};
   head(run_units().rows_range(chunk_ - 1, 1));
   context_.dry_run = false;
@@ -87,6 +88,7 @@ View InferenceSession::forward(std::span<const int32_t> tokens) {
       .positions = View(positions_.data(), {n}, DType::kI32),
       .doc_offsets = View(doc_offsets_.data(), {2}, DType::kI32),
       .count = n,
+      .local = {0, n},
       .units = {.offsets = View(doc_offsets_.data(), {2}, DType::kI32), .capacity = View(&room_, {1}, DType::kI64)}};
   const View normed = run_units();
   cache_.past += n;

@@ -5,28 +5,30 @@
 namespace concerto {
 namespace {
 struct AttentionSaved {
-  View x;         // [T, H]
-  View rstd;      // [T]
+  View x;         // [T_r, H]
+  View rstd;      // [T_r]
   View normed;    // [T, H], made again in backward_input
   View qkv;       // [T, (N + 2 N_kv) * D] after rope
   View attended;  // [T, N * D]
   View lse;       // [T, N]
   View dy;        // [T, H]
+  View own_dy;    // [T_r, H]
   View dqkv;      // like qkv
-  View dnormed;   // [T, H]
+  View dnormed;   // [T_r, H]
 };
 }  // namespace
 
 AttentionSegment::AttentionSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix,
-                                   std::string name, int layer, View cos_sin)
+                                   std::string name, int layer, View cos_sin, const TensorShard& shard)
     : Segment({.name = std::move(name), .layer = layer}),
-      num_heads_(c.num_attention_heads),
-      num_kv_heads_(c.num_key_value_heads),
       head_dim_(c.head_dim),
-      q_cols_(num_heads_ * head_dim_),
-      kv_cols_(num_kv_heads_ * head_dim_),
+      q_cols_(store.ref(prefix + "self_attn.q_proj.weight").shape[0]),
+      kv_cols_(store.ref(prefix + "self_attn.k_proj.weight").shape[0]),
       scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
-      cos_sin_(cos_sin) {
+      cos_sin_(cos_sin),
+      shard_(shard) {
+  num_heads_ = q_cols_ / head_dim_;
+  num_kv_heads_ = kv_cols_ / head_dim_;
   const std::string a = prefix + "self_attn.";
   const int64_t cols = q_cols_ + 2 * kv_cols_;
   norm_ = {&store, store.ref(prefix + "input_layernorm.weight"), c.rms_norm_eps};
@@ -41,17 +43,18 @@ void AttentionSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& 
   const int64_t tokens = ctx.tokens->count;
   const DType type = in.hidden.dtype, stat = stat_dtype(type);
   s.x = in.hidden;
-  s.rstd = arena.take({tokens}, stat);
+  s.rstd = arena.take({s.x.dim(0)}, stat);
   s.qkv = arena.take({tokens, qkv_.out_features()}, type);
   s.attended = arena.take({tokens, q_cols_}, type);
   {
     ArenaScope scope(*ctx.ops.scratch);
     const View normed = ctx.ops.scratch->take(in.hidden.shape, type);
     norm_.forward(ctx.ops, s.x, normed, s.rstd);
-    qkv_.forward(ctx.ops, normed, s.qkv);
+    qkv_.forward(ctx.ops, gather_tokens(ctx, shard_, normed, *ctx.ops.scratch), s.qkv);
   }
   rope_apply(ctx.ops, {.x = qk(s.qkv), .positions = ctx.tokens->positions, .cos_sin = cos_sin_});
   if (ctx.cache) {
+    CHECK(!shard_.exchange, "a cache of keys and values is of one rank");
     attend_cached(ctx, s.qkv, s.attended);
   } else {
     s.lse = arena.take({tokens, num_heads_}, stat);
@@ -69,8 +72,8 @@ void AttentionSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& 
   out.hidden = saved.output->take(in.hidden.shape, type);
   ArenaScope scope(*ctx.ops.scratch);
   const View projected = ctx.ops.scratch->take(in.hidden.shape, type);
-  out_.forward(ctx.ops, s.attended, projected);
-  if (ctx.observer) ctx.observer->record("attn_out." + std::to_string(spec().layer), projected);
+  out_.forward_summed(ctx, shard_, s.attended, projected);
+  observe_tokens(ctx, shard_, [&] { return "attn_out." + std::to_string(spec().layer); }, projected);
   add(ctx.ops, {.a = in.hidden, .b = projected, .out = out.hidden});
 }
 
@@ -93,7 +96,8 @@ void AttentionSegment::attend_cached(const SegmentContext& ctx, View qkv, View a
 void AttentionSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   auto& s = saved.as<AttentionSaved>();
   Arena& arena = *saved.backward;
-  s.dy = dout.hidden;
+  s.own_dy = dout.hidden;
+  s.dy = gather_tokens(ctx, shard_, s.own_dy, arena);
   s.dqkv = arena.take(s.qkv.shape, s.qkv.dtype);
   s.dnormed = arena.take(s.x.shape, s.x.dtype);
   {
@@ -116,15 +120,16 @@ void AttentionSegment::backward_input(const SegmentContext& ctx, const Acts& dou
                                  .dv = v(s.dqkv)});
   }
   rope_apply(ctx.ops, {.x = qk(s.dqkv), .positions = ctx.tokens->positions, .cos_sin = cos_sin_, .inverse = true});
-  qkv_.backward_input(ctx.ops, s.dqkv, s.dnormed);
-  s.normed = arena.take(s.x.shape, s.x.dtype);
+  qkv_.backward_input_summed(ctx, shard_, s.dqkv, s.dnormed);
+  const View normed = arena.take(s.x.shape, s.x.dtype);
   din.hidden = arena.take(s.x.shape, s.x.dtype);
-  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden, s.normed);
+  norm_.backward_input(ctx.ops, s.dnormed, s.x, s.rstd, dout.hidden, din.hidden, normed);
+  s.normed = gather_tokens(ctx, shard_, normed, arena);
 }
 
 void AttentionSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
   auto& s = saved.as<AttentionSaved>();
-  out_.backward_weight(ctx.ops, s.attended, s.dy);
+  out_.backward_weight(ctx.ops, s.attended, s.dy, s.own_dy);
   qkv_.backward_weight(ctx.ops, s.normed, s.dqkv);
   norm_.backward_weight(ctx.ops, s.dnormed, s.x, s.rstd);
 }

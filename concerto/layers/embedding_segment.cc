@@ -7,30 +7,23 @@ struct EmbeddingSaved {
 };
 }  // namespace
 
-EmbeddingSegment::EmbeddingSegment(const ParameterStore& store, const ModelConfig& config)
-    : Segment({.name = "embedding"}),
-      store_(store),
-      table_(store.ref("model.embed_tokens.weight")),
-      skip_id_(config.pad_token_id) {}
+EmbeddingSegment::EmbeddingSegment(const ParameterStore& store, const ModelConfig& config, const TensorShard& shard)
+    : Segment({.name = "embedding"}), table_(store, config, shard) {}
 
 void EmbeddingSegment::forward(const SegmentContext& ctx, const Acts&, Acts& out, Saved& saved) const {
   saved.start<EmbeddingSaved>();
-  const View table = store_.table(table_);
-  out.hidden = saved.forward->take({ctx.tokens->count, table.cols()}, store_.compute());
-  embedding_forward(ctx.ops, {.ids = ctx.tokens->ids, .table = table, .y = out.hidden});
-  if (ctx.observer) ctx.observer->record("hidden.0", out.hidden);
+  out.hidden = saved.forward->take({ctx.tokens->local.count, table_.table.shape[1]}, table_.store->compute());
+  table_.forward(ctx, ctx.tokens->ids, out.hidden);
+  observe_tokens(ctx, table_.shard, [] { return "hidden.0"; }, out.hidden);
 }
 
-void EmbeddingSegment::backward_input(const SegmentContext&, const Acts& dout, Acts& din, Saved& saved) const {
-  saved.as<EmbeddingSaved>().dy = dout.hidden;
+void EmbeddingSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
+  saved.as<EmbeddingSaved>().dy = gather_tokens(ctx, table_.shard, dout.hidden, *saved.backward);
   din.hidden = {};
 }
 
 void EmbeddingSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const {
-  embedding_backward_weight(ctx.ops, {.ids = ctx.tokens->ids,
-                                      .dy = saved.as<EmbeddingSaved>().dy,
-                                      .skip_id = skip_id_,
-                                      .dtable = store_.grad(table_)});
+  table_.backward_weight(ctx, ctx.tokens->ids, saved.as<EmbeddingSaved>().dy);
 }
 
 }  // namespace concerto

@@ -14,17 +14,19 @@ struct MlpSaved {
 
 struct Mlp {
   LinearLayer gate_up, down;
+  TensorShard shard;  // of the width F
   Mlp() = default;
-  Mlp(const ParameterStore& store, const std::string& prefix, int64_t width, int64_t hidden);  // "model.layers.0.mlp."
+  Mlp(const ParameterStore& store, const std::string& prefix, const TensorShard& shard);  // "model.layers.0.mlp."
+  // x, dy: all rows [T, H]; y, dx: own rows [T_r, H].
   void forward(const SegmentContext& ctx, View x, View y, MlpSaved& s, Arena& arena) const;
   void backward_input(const SegmentContext& ctx, View dy, View dx, bool accumulate, MlpSaved& s, Arena& arena) const;
-  void backward_weight(const SegmentContext& ctx, View x, View dy, MlpSaved& s) const;
+  void backward_weight(const SegmentContext& ctx, View x, View dy, View own_dy, MlpSaved& s) const;
 };
 
 class MlpSegment final : public Segment {
  public:
   MlpSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, std::string name,
-             int layer);
+             int layer, const TensorShard& shard = {});
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
@@ -36,7 +38,8 @@ class MlpSegment final : public Segment {
 
 class SharedExpertsSegment final : public Segment {
  public:
-  SharedExpertsSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer);
+  SharedExpertsSegment(const ParameterStore& store, const ModelConfig& config, const std::string& prefix, int layer,
+                       const TensorShard& shard = {});
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;

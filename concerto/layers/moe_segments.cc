@@ -34,13 +34,13 @@ void DispatchSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& o
   saved.start<DispatchSaved>().row_of = in.row_of;
   out.rows = in.normed;
   out.row_source = in.row_token;
-  out.row_weights = saved.forward->take({ctx.tokens->count * top_k_}, in.weights.dtype);
+  out.row_weights = saved.forward->take({in.row_of.dim(0) * top_k_}, in.weights.dtype);
   scatter_slots(ctx.ops, {.slots = in.weights, .row_of = in.row_of, .rows = out.row_weights});
 }
 
 void DispatchSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
   const View row_of = saved.as<DispatchSaved>().row_of;
-  din.normed = saved.backward->take({ctx.tokens->count, dout.rows.cols()}, dout.rows.dtype);
+  din.normed = saved.backward->take({row_of.dim(0), dout.rows.cols()}, dout.rows.dtype);
   din.weights = saved.backward->take(row_of.shape, dout.row_weights.dtype);
   gather_rows_backward(ctx.ops, {.drows = dout.rows, .row_of = row_of, .dx = din.normed});
   gather_slots(ctx.ops, {.rows = dout.row_weights, .row_of = row_of, .slots = din.weights});
@@ -144,7 +144,8 @@ void ExpertsSegment::backward_weight(const SegmentContext& ctx, Saved& saved) co
                                            .accumulate = gate_up.accumulate});
 }
 
-CombineSegment::CombineSegment(int layer) : Segment({.name = segment_name(layer, "combine"), .layer = layer}) {}
+CombineSegment::CombineSegment(int layer, const TensorShard& shard)
+    : Segment({.name = segment_name(layer, "combine"), .layer = layer}), shard_(shard) {}
 
 void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<CombineSaved>();
@@ -157,23 +158,22 @@ void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
 }
 
 // What the layer adds to the stream, which nobody else needs, a block of rows at a time: a dry run counts the block,
-// whoever watches later.
+// whoever watches later. Ranks that share the tokens show all of theirs at once.
 void CombineSegment::observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const {
   if (!ctx.observer && !ctx.ops.dry_run) return;
-  constexpr int64_t kBlockRows = 64;
-  const int64_t tokens = in.hidden.dim(0);
+  const int64_t tokens = in.hidden.dim(0), most = shard_.exchange ? tokens : 64;
   ArenaScope scope(*ctx.ops.scratch);
-  const View block = ctx.ops.scratch->take({std::min(kBlockRows, tokens), in.hidden.cols()}, in.hidden.dtype);
-  for (int64_t begin = 0; begin < tokens; begin += kBlockRows) {
-    const int64_t n = std::min(kBlockRows, tokens - begin);
+  const View block = ctx.ops.scratch->take({std::min(most, tokens), in.hidden.cols()}, in.hidden.dtype);
+  for (int64_t begin = 0; begin == 0 || begin < tokens; begin += most) {
+    const int64_t n = std::min(most, tokens - begin);
     const View y = block.rows_range(0, n);
     combine_rows(ctx.ops, {.rows = in.rows,
                            .row_of = in.row_of.rows_range(begin, n),
                            .add = in.mlp ? in.mlp.rows_range(begin, n) : View{},
                            .y = y});
-    if (ctx.observer) ctx.observer->record("mlp_out." + std::to_string(spec().layer), y);
+    observe_tokens(ctx, shard_, [&] { return "mlp_out." + std::to_string(spec().layer); }, y);
   }
-  if (ctx.observer) ctx.observer->record("hidden." + std::to_string(spec().layer + 1), out.hidden);
+  observe_tokens(ctx, shard_, [&] { return "hidden." + std::to_string(spec().layer + 1); }, out.hidden);
 }
 
 // Every row of a token has the token's gradient.

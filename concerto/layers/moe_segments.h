@@ -43,12 +43,13 @@ class ExpertsSegment final : public Segment {
 
 class CombineSegment final : public Segment {
  public:
-  explicit CombineSegment(int layer);
+  explicit CombineSegment(int layer, const TensorShard& shard = {});
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
 
  private:
   void observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const;
+  TensorShard shard_;
 };
 
 }  // namespace concerto

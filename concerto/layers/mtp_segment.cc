@@ -3,20 +3,19 @@
 namespace concerto {
 namespace {
 struct MtpSaved {
-  View embedded, embedded_rstd;  // [T, H], [T]
-  View h, h_rstd;                // [T, H], [T]
-  View joined;                   // [T, 2 H]
-  View dy;                       // [T, H]
-  View dembedded_norm, dh_norm;  // [T, H] gradients behind the norms
+  View embedded, embedded_rstd;  // [T_r, H], [T_r]
+  View h, h_rstd;                // [T_r, H], [T_r]
+  View joined;                   // [T_r, 2 H]
+  View dy;                       // [T_r, H]
+  View dembedded_norm, dh_norm;  // [T_r, H] gradients behind the norms
   View dembedded;                // [T, H]
 };
 }  // namespace
 
-MtpSegment::MtpSegment(const ParameterStore& store, const ModelConfig& c, int depth)
+MtpSegment::MtpSegment(const ParameterStore& store, const ModelConfig& c, int depth, const TensorShard& shard)
     : Segment(
           {.name = "mtp." + std::to_string(depth) + ".join", .layer = static_cast<int>(c.num_hidden_layers) + depth}),
-      store_(store),
-      skip_id_(c.pad_token_id),
+      table_(store, c, shard),
       depth_(depth),
       from_normed_(depth == 0 && c.mtp_hidden == MtpHidden::kPostNorm) {
   const std::string d = std::to_string(depth);
@@ -24,7 +23,6 @@ MtpSegment::MtpSegment(const ParameterStore& store, const ModelConfig& c, int de
   hidden_norm_ = {&store, store.ref("model.mtp_hidden_norm." + d + ".weight"), c.rms_norm_eps};
   projection_ = {&store, store.ref("model.mtp_linear_proj." + d + ".weight"),
                  store.ref("model.mtp_linear_proj." + d + ".bias")};
-  table_ = store.ref("model.embed_tokens.weight");
 }
 
 View MtpSegment::ids(const SegmentContext& ctx) const {
@@ -35,7 +33,7 @@ void MtpSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, S
   auto& s = saved.start<MtpSaved>();
   Arena& arena = *saved.forward;
   const DType type = in.hidden.dtype, stat = stat_dtype(type);
-  const int64_t tokens = ctx.tokens->count, hidden = in.hidden.cols();
+  const int64_t tokens = ctx.tokens->local.count, hidden = in.hidden.cols();
   s.h = from_normed_ ? in.normed : in.hidden;
   s.embedded = arena.take({tokens, hidden}, type);
   s.embedded_rstd = arena.take({tokens}, stat);
@@ -43,7 +41,7 @@ void MtpSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, S
   s.joined = arena.take({tokens, 2 * hidden}, type);
   out = {};
   out.hidden = arena.take({tokens, hidden}, type);
-  embedding_forward(ctx.ops, {.ids = ids(ctx), .table = store_.table(table_), .y = s.embedded});
+  table_.forward(ctx, ids(ctx), s.embedded);
   ArenaScope scope(*ctx.ops.scratch);
   const View half = ctx.ops.scratch->take({tokens, hidden}, type);
   embedding_norm_.forward(ctx.ops, s.embedded, half, s.embedded_rstd);
@@ -60,7 +58,7 @@ void MtpSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Act
   s.dy = dout.hidden;
   s.dembedded_norm = arena.take(s.h.shape, s.h.dtype);
   s.dh_norm = arena.take(s.h.shape, s.h.dtype);
-  s.dembedded = arena.take(s.h.shape, s.h.dtype);
+  const View dembedded = arena.take(s.h.shape, s.h.dtype);
   const View dh = arena.take(s.h.shape, s.h.dtype);
   {
     ArenaScope scope(*ctx.ops.scratch);
@@ -69,7 +67,8 @@ void MtpSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Act
     cast(ctx.ops, {.in = djoined.cols_range(0, hidden), .out = s.dembedded_norm});
     cast(ctx.ops, {.in = djoined.cols_range(hidden, hidden), .out = s.dh_norm});
   }
-  embedding_norm_.backward_input(ctx.ops, s.dembedded_norm, s.embedded, s.embedded_rstd, {}, s.dembedded);
+  embedding_norm_.backward_input(ctx.ops, s.dembedded_norm, s.embedded, s.embedded_rstd, {}, dembedded);
+  s.dembedded = gather_tokens(ctx, table_.shard, dembedded, arena);
   hidden_norm_.backward_input(ctx.ops, s.dh_norm, s.h, s.h_rstd, {}, dh);
   din = {};
   (from_normed_ ? din.normed : din.hidden) = dh;
@@ -80,8 +79,7 @@ void MtpSegment::backward_weight(const SegmentContext& ctx, Saved& saved) const 
   projection_.backward_weight(ctx.ops, s.joined, s.dy);
   embedding_norm_.backward_weight(ctx.ops, s.dembedded_norm, s.embedded, s.embedded_rstd);
   hidden_norm_.backward_weight(ctx.ops, s.dh_norm, s.h, s.h_rstd);
-  embedding_backward_weight(ctx.ops,
-                            {.ids = ids(ctx), .dy = s.dembedded, .skip_id = skip_id_, .dtable = store_.grad(table_)});
+  table_.backward_weight(ctx, ids(ctx), s.dembedded);
 }
 
 }  // namespace concerto

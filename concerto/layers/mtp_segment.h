@@ -9,7 +9,7 @@ namespace concerto {
 
 class MtpSegment final : public Segment {
  public:
-  MtpSegment(const ParameterStore& store, const ModelConfig& config, int depth);
+  MtpSegment(const ParameterStore& store, const ModelConfig& config, int depth, const TensorShard& shard = {});
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
   void backward_weight(const SegmentContext& ctx, Saved& saved) const override;
@@ -18,9 +18,7 @@ class MtpSegment final : public Segment {
   View ids(const SegmentContext& ctx) const;
   NormLayer embedding_norm_, hidden_norm_;
   LinearLayer projection_;
-  ParamRef table_;
-  const ParameterStore& store_;
-  int64_t skip_id_;
+  EmbeddingLayer table_;
   int depth_;
   bool from_normed_;
 };

@@ -1,19 +1,14 @@
 #include "concerto/layers/router_segments.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace concerto {
 namespace {
 
 struct RouterSaved {
-  View x, rstd, normed;   // [T, H], [T], [T, H]
-  View dlogits, dnormed;  // [T, E], [T, H]
-};
-
-struct RouteSaved {
-  View logits, probs, weights, lse;  // [T, E], [T, E], [T, K], [T]
-  View expert_ids, slots, kept_ids;  // [T, K], in Saved::keep; slots and kept_ids only where choices may be dropped
-  View offsets, row_token, row_of;   // the plan, in Saved::keep
+  View x, rstd, normed;   // [T_r, H], [T_r], [T_r, H]
+  View dlogits, dnormed;  // [T_r, E], [T_r, H]
 };
 
 std::string segment_name(int layer, const char* what) { return "layers." + std::to_string(layer) + "." + what; }
@@ -32,15 +27,17 @@ DropOrder drop_order_of(const ModelConfig& c) {
   return c.moe_drop_order == TokenDrop::kRankMajor ? DropOrder::kRankMajor : DropOrder::kTokenMajor;
 }
 
-RouterSegment::RouterSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer)
+RouterSegment::RouterSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer,
+                             const TensorShard& shard)
     : Segment({.name = segment_name(layer, "router"), .layer = layer}),
       store_(store),
       norm_{&store, store.ref(prefix + "post_attention_layernorm.weight"), c.rms_norm_eps},
-      w_(store.ref(prefix + "mlp.gate.weight")) {}
+      w_(store.ref(prefix + "mlp.gate.weight")),
+      shard_(shard) {}
 
 void RouterSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
   auto& s = saved.start<RouterSaved>();
-  const int64_t tokens = ctx.tokens->count;
+  const int64_t tokens = ctx.tokens->local.count;
   const DType type = in.hidden.dtype, stat = stat_dtype(type);
   s.x = in.hidden;
   s.rstd = saved.forward->take({tokens}, stat);
@@ -49,7 +46,7 @@ void RouterSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out
   norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
   router_logits(ctx.ops, {.x = s.normed, .w = store_.weight(w_), .logits = out.logits});
   out.normed = s.normed;
-  if (ctx.observer) ctx.observer->record("router." + std::to_string(spec().layer) + ".input", s.normed);
+  observe_tokens(ctx, shard_, [&] { return "router." + std::to_string(spec().layer) + ".input"; }, s.normed);
 }
 
 void RouterSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
@@ -70,7 +67,7 @@ void RouterSegment::backward_weight(const SegmentContext& ctx, Saved& saved) con
 }
 
 RouteSegment::RouteSegment(const ParameterStore& store, const ModelConfig& c, const std::string& prefix, int layer,
-                           int moe_index)
+                           int moe_index, const TensorShard& shard)
     : Segment({.name = segment_name(layer, "route"), .layer = layer}),
       store_(store),
       bias_(c.moe_use_aux_free ? store.ref(prefix + "mlp.moe_statics.e_score_correction_bias", {c.moe_num_experts})
@@ -79,7 +76,8 @@ RouteSegment::RouteSegment(const ParameterStore& store, const ModelConfig& c, co
       plain_(c.moe_gate == RouterGate::kTopK && c.scoring_func == RouterScoring::kSoftmax && !c.moe_group_experts &&
              c.moe_norm_gate_logits && !may_drop(c)),
       may_drop_(may_drop(c)),
-      moe_index_(moe_index) {}
+      moe_index_(moe_index),
+      shard_(shard) {}
 
 // The fused op knows one unit and no z loss.
 bool RouteSegment::is_fused(const SegmentContext& ctx) const {
@@ -87,26 +85,85 @@ bool RouteSegment::is_fused(const SegmentContext& ctx) const {
   return plain_ && !ctx.router->z_sums && !ctx.router->first_choices && (!offsets || offsets.dim(0) == 2);
 }
 
+void RouteSegment::take_choices(int64_t tokens, Arena& arena, Rows& rows) const {
+  const Shape shape{tokens, config_.moe_k};
+  rows.expert_ids = arena.take(shape, DType::kI32);
+  if (!may_drop_) return;
+  rows.slots = arena.take(shape, DType::kI32);
+  rows.kept_ids = arena.take(shape, DType::kI32);
+}
+
 void RouteSegment::take_plan(int64_t tokens, Saved& saved) const {
-  auto& s = saved.start<RouteSaved>();
+  auto& s = saved.start<State>();
   const int64_t k = config_.moe_k;
-  s.expert_ids = saved.keep->take({tokens, k}, DType::kI32);
+  take_choices(tokens, *saved.keep, s.rows);
   s.offsets = saved.keep->take({config_.moe_num_experts + (may_drop_ ? 2 : 1)}, DType::kI32);
   s.row_token = saved.keep->take({tokens * k}, DType::kI32);
   s.row_of = saved.keep->take({tokens, k}, DType::kI32);
-  if (!may_drop_) return;
-  s.slots = saved.keep->take({tokens, k}, DType::kI32);
-  s.kept_ids = saved.keep->take({tokens, k}, DType::kI32);
 }
 
-void RouteSegment::choose(const SegmentContext& ctx, View logits, View probs, Saved& saved) const {
-  auto& s = saved.as<RouteSaved>();
+void RouteSegment::take_values(const SegmentContext& ctx, int64_t tokens, DType stat, Arena& arena, Rows& rows) const {
+  rows.probs = arena.take({tokens, config_.moe_num_experts}, stat);
+  rows.weights = arena.take({tokens, config_.moe_k}, stat);
+  rows.lse = ctx.router->z_sums ? arena.take({tokens}, stat) : View{};
+}
+
+// The rows of all ranks, with the logits filled in.
+RouteSegment::Rows RouteSegment::gather(const SegmentContext& ctx, const Rows& own) const {
+  Rows all;
+  Arena& scratch = *ctx.ops.scratch;
+  all.logits = gather_tokens(ctx, shard_, own.logits, scratch);
+  take_values(ctx, ctx.tokens->count, own.logits.dtype, scratch, all);
+  take_choices(ctx.tokens->count, scratch, all);
+  return all;
+}
+
+void RouteSegment::keep_own(const SegmentContext& ctx, const Rows& all, const Rows& own) const {
+  const concerto::Part part = ctx.tokens->local;
+  const auto keep = [&](View from, View to) {
+    if (!from) return;
+    if (from.shape.rank() == 1) from = from.reshape({from.dim(0), 1});
+    copy_rows(ctx.ops, from.rows_range(part.begin, part.count), to);
+  };
+  keep(all.probs, own.probs);
+  keep(all.lse, own.lse);
+  if (is_fused(ctx)) keep(all.weights, own.weights);
+  if (ctx.routed) return;
+  keep(all.expert_ids, own.expert_ids);
+  keep(all.slots, own.slots);
+  keep(all.kept_ids, own.kept_ids);
+}
+
+// The units as ranges of own tokens; the border between ranks may cut one.
+View RouteSegment::own_units(const SegmentContext& ctx) const {
+  const View whole = ctx.tokens->units.offsets;
+  if (!shard_.exchange) return whole;
+  const View own = ctx.ops.scratch->take(whole.shape, DType::kI32);
+  if (ctx.ops.dry_run) return own;
+  const concerto::Part part = ctx.tokens->local;
+  for (int64_t u = 0; u < whole.dim(0); ++u)
+    own.as<int32_t>()[u] =
+        static_cast<int32_t>(std::clamp<int64_t>(whole.as<int32_t>()[u] - part.begin, 0, part.count));
+  return own;
+}
+
+// Where recompute puts the sums of own rows, which nobody wants: those of the whole micro-batch stay.
+RouterStats RouteSegment::unread_stats(const SegmentContext& ctx) const {
+  RouterStats stats = *ctx.router;
+  const int64_t units = ctx.tokens->units.offsets ? ctx.tokens->units.offsets.dim(0) - 1 : 1;
+  stats.stride = 0;  // one layer
+  stats.prob_sums = ctx.ops.scratch->take({units, config_.moe_num_experts}, DType::kF64);
+  if (stats.z_sums) stats.z_sums = ctx.ops.scratch->take({units}, DType::kF64);
+  return stats;
+}
+
+void RouteSegment::choose(const SegmentContext& ctx, const Rows& rows) const {
   const RoutingUnits& units = ctx.tokens->units;
   const RouterStats& stats = *ctx.router;
   const int64_t count = units.offsets.dim(0) - 1;
   const View claims = stats.layer_claims(moe_index_, count);
-  routing_choose(ctx.ops, {.logits = logits,
-                           .probs = probs,
+  routing_choose(ctx.ops, {.logits = rows.logits,
+                           .probs = rows.probs,
                            .bias = store_.weight(bias_),
                            .unit_offsets = units.offsets,
                            .gate = gate_of(config_),
@@ -114,90 +171,106 @@ void RouteSegment::choose(const SegmentContext& ctx, View logits, View probs, Sa
                            .sinkhorn = config_.uses_sinkhorn() && ctx.training,
                            .sinkhorn_temp = config_.sinkhorn_temp,
                            .capacity = units.capacity,
-                           .expert_ids = s.expert_ids,
+                           .expert_ids = rows.expert_ids,
                            .claims = claims,
                            .counts = stats.layer(stats.counts, moe_index_, count),
                            .bare_counts = stats.layer(stats.bare_counts, moe_index_, count)});
   if (!may_drop_) return;
-  routing_drop(ctx.ops, {.expert_ids = s.expert_ids,
+  routing_drop(ctx.ops, {.expert_ids = rows.expert_ids,
                          .unit_offsets = units.offsets,
                          .capacity = units.drops ? units.capacity : View{},
                          .claims = claims,
                          .before = {},
                          .order = drop_order_of(config_),
                          .reverse = config_.moe_reverse_token_drop,
-                         .slots = s.slots,
-                         .kept_ids = s.kept_ids,
+                         .slots = rows.slots,
+                         .kept_ids = rows.kept_ids,
                          .kept_counts = stats.layer(stats.kept_counts, moe_index_, count)});
 }
 
-void RouteSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
-  const int64_t tokens = ctx.tokens->count, experts = config_.moe_num_experts;
-  if (!ctx.replay && !ctx.routed) take_plan(tokens, saved);
-  auto& s = saved.as<RouteSaved>();
-  Arena& arena = *saved.forward;
-  s.logits = in.logits;
-  const DType stat = s.logits.dtype;
-  s.probs = arena.take({tokens, experts}, stat);
-  s.weights = arena.take({tokens, config_.moe_k}, stat);
-  const RouterStats& stats = *ctx.router;
+// Scores, choices where they are to be made, and sums.
+void RouteSegment::score(const SegmentContext& ctx, const Rows& rows, const RouterStats& stats,
+                         View unit_offsets) const {
   if (is_fused(ctx)) {
-    const auto row = [&](View v) { return stats.layer(v, moe_index_, 1).reshape({experts}); };
-    router_select(ctx.ops, {.logits = s.logits,
+    const auto row = [&](View v) { return stats.layer(v, moe_index_, 1).reshape({config_.moe_num_experts}); };
+    router_select(ctx.ops, {.logits = rows.logits,
                             .bias = store_.weight(bias_),
                             .norm_min = config_.moe_norm_min,
-                            .probs = s.probs,
-                            .expert_ids = s.expert_ids,
-                            .weights = s.weights,
+                            .probs = rows.probs,
+                            .expert_ids = rows.expert_ids,
+                            .weights = rows.weights,
                             .counts = row(stats.counts),
                             .bare_counts = row(stats.bare_counts),
                             .prob_sums = row(stats.prob_sums),
                             .replay = ctx.replay});
-  } else {
-    const int64_t units = ctx.tokens->units.offsets.dim(0) - 1;
-    routing_scores(
-        ctx.ops,
-        {.logits = s.logits, .scoring = scoring_of(config_), .groups = config_.router_groups(), .probs = s.probs});
-    if (!ctx.replay && !ctx.routed) choose(ctx, s.logits, s.probs, saved);
-    routing_weights(ctx.ops, {.probs = s.probs,
-                              .expert_ids = s.expert_ids,
-                              .slots = s.slots,
+    return;
+  }
+  const int64_t units = unit_offsets.dim(0) - 1;
+  routing_scores(ctx.ops, {.logits = rows.logits,
+                           .scoring = scoring_of(config_),
+                           .groups = config_.router_groups(),
+                           .probs = rows.probs});
+  if (!ctx.replay && !ctx.routed) choose(ctx, rows);
+  routing_sums(ctx.ops, {.probs = rows.probs,
+                         .logits = rows.logits,
+                         .unit_offsets = unit_offsets,
+                         .scoring = scoring_of(config_),
+                         .prob_sums = stats.layer(stats.prob_sums, moe_index_, units),
+                         .lse = rows.lse,
+                         .z_sums = stats.layer_z_sums(moe_index_, units)});
+}
+
+void RouteSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const {
+  const int64_t tokens = ctx.tokens->local.count;
+  if (!ctx.replay && !ctx.routed) take_plan(tokens, saved);
+  auto& s = saved.as<State>();
+  s.rows.logits = in.logits;
+  take_values(ctx, tokens, in.logits.dtype, *saved.forward, s.rows);
+  {
+    ArenaScope scope(*ctx.ops.scratch);
+    if (!shard_.exchange) {
+      score(ctx, s.rows, *ctx.router, ctx.tokens->units.offsets);
+    } else if (ctx.replay) {
+      score(ctx, s.rows, unread_stats(ctx), is_fused(ctx) ? View{} : own_units(ctx));
+    } else {
+      const Rows all = gather(ctx, s.rows);
+      score(ctx, all, *ctx.router, ctx.tokens->units.offsets);
+      keep_own(ctx, all, s.rows);
+    }
+  }
+  if (!is_fused(ctx))
+    routing_weights(ctx.ops, {.probs = s.rows.probs,
+                              .expert_ids = s.rows.expert_ids,
+                              .slots = s.rows.slots,
                               .normalize = config_.moe_norm_gate_logits,
                               .norm_min = config_.moe_norm_min,
-                              .weights = s.weights});
-    s.lse = stats.z_sums ? arena.take({tokens}, stat) : View{};
-    routing_sums(ctx.ops, {.probs = s.probs,
-                           .logits = s.logits,
-                           .unit_offsets = ctx.tokens->units.offsets,
-                           .scoring = scoring_of(config_),
-                           .prob_sums = stats.layer(stats.prob_sums, moe_index_, units),
-                           .lse = s.lse,
-                           .z_sums = stats.layer_z_sums(moe_index_, units)});
-  }
+                              .weights = s.rows.weights});
   if (!ctx.replay)
-    make_dispatch_plan(ctx.ops, {.expert_ids = may_drop_ ? s.kept_ids : s.expert_ids,
+    make_dispatch_plan(ctx.ops, {.expert_ids = may_drop_ ? s.rows.kept_ids : s.rows.expert_ids,
                                  .offsets = s.offsets,
                                  .row_token = s.row_token,
                                  .row_of = s.row_of});
   out.logits = {};
-  out.weights = s.weights;
+  out.weights = s.rows.weights;
   out.offsets = s.offsets;
   out.row_token = s.row_token;
   out.row_of = s.row_of;
-  if (ctx.observer) observe(ctx, saved);
+  observe(ctx, saved);
 }
 
 void RouteSegment::observe(const SegmentContext& ctx, Saved& saved) const {
-  const auto& s = saved.as<RouteSaved>();
-  const std::string p = "router." + std::to_string(spec().layer) + ".";
-  ctx.observer->record(p + "logits", s.logits);
-  ctx.observer->record(p + "probs", s.probs);
-  ctx.observer->record(p + "topk_index", s.expert_ids);
-  ctx.observer->record(p + "topk_weight", s.weights);
+  const Rows& rows = saved.as<State>().rows;
+  const auto show = [&](const char* what, View v) {
+    observe_tokens(ctx, shard_, [&] { return "router." + std::to_string(spec().layer) + "." + what; }, v);
+  };
+  show("logits", rows.logits);
+  show("probs", rows.probs);
+  show("topk_index", rows.expert_ids);
+  show("topk_weight", rows.weights);
 }
 
 void RouteSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
-  auto& s = saved.as<RouteSaved>();
+  const Rows& s = saved.as<State>().rows;
   const RouterStats& stats = *ctx.router;
   din.weights = {};
   din.logits = saved.backward->take(s.logits.shape, s.logits.dtype);
@@ -212,14 +285,16 @@ void RouteSegment::backward_input(const SegmentContext& ctx, const Acts& dout, A
                                      .dlogits = din.logits});
     return;
   }
-  const int64_t units = ctx.tokens->units.offsets.dim(0) - 1;
+  ArenaScope scope(*ctx.ops.scratch);
+  const View unit_offsets = own_units(ctx);
+  const int64_t units = unit_offsets.dim(0) - 1;
   View z_scale = stats.z_scale;
   if (z_scale) z_scale = z_scale.reshape({z_scale.dim(0), 1}).rows_range(0, units).reshape({units});
   routing_backward(ctx.ops, {.dweights = dout.weights,
                              .probs = s.probs,
                              .expert_ids = s.expert_ids,
                              .slots = s.slots,
-                             .unit_offsets = ctx.tokens->units.offsets,
+                             .unit_offsets = unit_offsets,
                              .scoring = scoring_of(config_),
                              .groups = config_.router_groups(),
                              .normalize = config_.moe_norm_gate_logits,
@@ -235,34 +310,38 @@ void RouteSegment::choose_together(const SegmentContext& ctx, std::span<const Pa
   ArenaScope scope(*ctx.ops.scratch);
   Arena& scratch = *ctx.ops.scratch;
   int64_t tokens = 0;
-  for (const Part& p : parts) tokens += p.logits.dim(0);
-  const View logits = scratch.take({tokens, config_.moe_num_experts}, parts[0].logits.dtype);
-  const View probs = scratch.take(logits.shape, logits.dtype);
-  Saved all;
-  all.keep = &scratch;
-  take_plan(tokens, all);
+  for (const Part& p : parts) tokens += p.tokens->count;
+  Rows all;
+  all.logits = scratch.take({tokens, config_.moe_num_experts}, parts[0].logits.dtype);
+  all.probs = scratch.take(all.logits.shape, all.logits.dtype);
+  take_choices(tokens, scratch, all);
   int64_t at = 0;
   for (const Part& p : parts) {
-    copy_rows(ctx.ops, p.logits, logits.rows_range(at, p.logits.dim(0)));
-    at += p.logits.dim(0);
+    const View logits = all.logits.rows_range(at, p.tokens->count);
+    if (shard_.exchange)
+      shard_.exchange->gather(ctx.ops, p.logits, logits);
+    else
+      copy_rows(ctx.ops, p.logits, logits);
+    at += p.tokens->count;
   }
-  routing_scores(ctx.ops,
-                 {.logits = logits, .scoring = scoring_of(config_), .groups = config_.router_groups(), .probs = probs});
+  routing_scores(ctx.ops, {.logits = all.logits,
+                           .scoring = scoring_of(config_),
+                           .groups = config_.router_groups(),
+                           .probs = all.probs});
   SegmentContext together = ctx;
   together.router = parts[0].stats;
-  choose(together, logits, probs, all);
-  const auto& chosen = all.as<RouteSaved>();
+  choose(together, all);
   at = 0;
   for (const Part& p : parts) {
-    const int64_t n = p.logits.dim(0);
-    take_plan(n, *p.saved);
-    auto& s = p.saved->as<RouteSaved>();
-    copy_rows(ctx.ops, chosen.expert_ids.rows_range(at, n), s.expert_ids);
+    const concerto::Part own = p.tokens->local;
+    take_plan(own.count, *p.saved);
+    const Rows& rows = p.saved->as<State>().rows;
+    copy_rows(ctx.ops, all.expert_ids.rows_range(at + own.begin, own.count), rows.expert_ids);
     if (may_drop_) {
-      copy_rows(ctx.ops, chosen.slots.rows_range(at, n), s.slots);
-      copy_rows(ctx.ops, chosen.kept_ids.rows_range(at, n), s.kept_ids);
+      copy_rows(ctx.ops, all.slots.rows_range(at + own.begin, own.count), rows.slots);
+      copy_rows(ctx.ops, all.kept_ids.rows_range(at + own.begin, own.count), rows.kept_ids);
     }
-    at += n;
+    at += p.tokens->count;
   }
   for (const Part& p : parts.subspan(1))
     for (const View v : {p.stats->counts, p.stats->bare_counts, p.stats->kept_counts}) {

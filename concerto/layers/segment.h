@@ -56,13 +56,13 @@ struct Tokens {
 struct ExpertTravel;
 
 // What flows between segments of one micro-batch: activations forward, their gradients backward. A null view: nothing
-// there.
+// there. T_r: the rank's own tokens (Tokens::local), on one rank all of them.
 struct Acts {
-  View hidden;   // [T, H] residual stream
-  View normed;   // [T, H] normed stream inside a layer; after the head: the final norm's output
-  View mlp;      // [T, H] shared experts' output
-  View logits;   // [T, E] of the router
-  View weights;  // [T, K] routing weights
+  View hidden;   // [T_r, H] residual stream
+  View normed;   // [T_r, H] normed stream inside a layer; after the head: the final norm's output
+  View mlp;      // [T_r, H] shared experts' output
+  View logits;   // [T_r, E] of the router
+  View weights;  // [T_r, K] routing weights
   View rows;  // [R, H] routed rows, sorted by expert; with row_source: row r is row row_source[r] of this, not copied
               // yet
   View row_source;   // [R] i32, or null
@@ -70,7 +70,7 @@ struct Acts {
   View offsets;      // [E + 1] i32   the dispatch plan (no gradients); [E + 2] where choices may be dropped: their rows
                      // come last, belong to no expert and are zero (ClearDropped, ops/routing.h)
   View row_token;    // [R] i32
-  View row_of;       // [T, K] i32
+  View row_of;       // [T_r, K] i32
   ExpertTravel* travel = nullptr;  // rows on their way to experts of other ranks (parallel/expert_plan.h)
 };
 

@@ -20,10 +20,10 @@ Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute r
   rope_ = Buffer(positions * config.head_dim * dtype_bytes(store.stat()));
   cos_sin_ = View(rope_.data(), {positions, config.head_dim}, store.stat());
   rope_fill_table(cos_sin_, config.rope_theta);
-  if (span().embedding) unit("embedding", false).segments.push_back(std::make_unique<EmbeddingSegment>(store, config_));
+  if (span().embedding) unit("embedding", false).segments.push_back(std::make_unique<EmbeddingSegment>(store, config_, shard()));
   for (int64_t i = span().first_layer; i < span().last_layer; ++i) add_layer(store, static_cast<int>(i), recompute);
   if (!span().head) return;
-  unit("head", false).segments.push_back(std::make_unique<HeadSegment>(store, config_, -1));
+  unit("head", false).segments.push_back(std::make_unique<HeadSegment>(store, config_, -1, shard()));
   for (int m = 0; m < config.num_nextn_predict_layers; ++m) add_mtp(store, m, recompute);
 }
 
@@ -46,25 +46,25 @@ void Stage::add_layer(const ParameterStore& store, int layer, Recompute recomput
   const bool full = recompute == Recompute::kFull && !apart;
   Unit* u = &unit(full ? name + "layer" : name + "attention", recompute == Recompute::kFull);
   u->segments.push_back(
-      std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, cos_sin_));
+      std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, cos_sin_, shard()));
   if (apart) u = &unit(name + "router", false);
   if (!full && !apart) u = &unit(name + "mlp", recompute == Recompute::kSelective);
   if (!moe) {
-    u->segments.push_back(std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
+    u->segments.push_back(std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer, shard()));
     return;
   }
-  u->segments.push_back(std::make_unique<RouterSegment>(store, config_, prefix, layer));
-  auto route = std::make_unique<RouteSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size()));
+  u->segments.push_back(std::make_unique<RouterSegment>(store, config_, prefix, layer, shard()));
+  auto route = std::make_unique<RouteSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size()), shard());
   if (apart) {
     u = &unit(name + "mlp", recompute != Recompute::kNone);
     u->routes = route.get();
   }
   u->segments.push_back(std::move(route));
   if (config_.moe_num_shared_experts > 0)
-    u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer));
+    u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer, shard()));
   u->segments.push_back(std::make_unique<DispatchSegment>(config_, layer));
   u->segments.push_back(std::make_unique<ExpertsSegment>(store, config_, prefix, layer));
-  u->segments.push_back(std::make_unique<CombineSegment>(layer));
+  u->segments.push_back(std::make_unique<CombineSegment>(layer, shard()));
   moe_layers_.push_back(layer);
 }
 
@@ -79,12 +79,12 @@ void Stage::add_mtp(const ParameterStore& store, int depth, Recompute recompute)
     u.training_only = true;
     u.segments.push_back(std::move(segment));
   };
-  add_unit("join", false, std::make_unique<MtpSegment>(store, config_, depth));
+  add_unit("join", false, std::make_unique<MtpSegment>(store, config_, depth, shard()));
   add_unit("attention", recompute == Recompute::kFull,
-           std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, table));
+           std::make_unique<AttentionSegment>(store, config_, prefix, name + "attention", layer, table, shard()));
   add_unit("mlp", recompute != Recompute::kNone,
-           std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer));
-  add_unit("head", false, std::make_unique<HeadSegment>(store, config_, depth));
+           std::make_unique<MlpSegment>(store, config_, prefix, name + "mlp", layer, shard()));
+  add_unit("head", false, std::make_unique<HeadSegment>(store, config_, depth, shard()));
 }
 
 namespace {

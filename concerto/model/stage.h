@@ -33,10 +33,13 @@ struct UnitArenas {
   Arena* backward = nullptr;
 };
 
-// Which part of the model a stage is.
+// Which part of the model a stage is, and what of it a rank holds.
 struct StageLayout {
   StageSpan span;
-  static StageLayout whole(const ModelConfig& config) { return {{0, config.num_hidden_layers, true, true}}; }
+  TensorShard shard = {};
+  static StageLayout whole(const ModelConfig& config) {
+    return {.span = {0, config.num_hidden_layers, true, true}};
+  }
 };
 
 class Stage {
@@ -56,6 +59,7 @@ class Stage {
   const std::vector<int>& moe_layers() const { return moe_layers_; }  // layer number of each row of RouterStats
   int64_t first_moe_layer() const;                                    // MoE layers of the model before this stage
   const StageSpan& span() const { return layout_.span; }
+  const TensorShard& shard() const { return layout_.shard; }
   int64_t rope_bytes() const { return rope_.bytes(); }
 
  private:

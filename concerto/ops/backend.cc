@@ -56,6 +56,8 @@ void check_backend(const Backend& backend, DType compute) {
   need(backend.permute.scatter_slots, "scatter_slots");
   need(backend.permute.gather_slots, "gather_slots");
   need(backend.cross_entropy.apply, "cross_entropy");
+  need(backend.cross_entropy.share, "cross_entropy_share");
+  need(backend.cross_entropy.of_shares, "cross_entropy_of_shares");
   need(backend.elementwise.add, "add");
   need(backend.elementwise.cast, "cast");
   need(backend.elementwise.sum_squares, "sum_squares");

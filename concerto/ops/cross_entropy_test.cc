@@ -84,6 +84,137 @@ TEST_P(CrossEntropyOp, InPlace) {
 }
 CONCERTO_ON_EVERY_BACKEND(CrossEntropyOp);
 
+// The vocabulary cut before each of `borders`; a body for every slice's share, then one for its loss and gradient.
+struct CutLoss {
+  Loss whole;
+  std::vector<int64_t> borders;  // first 0, last the vocabulary
+  int64_t slices() const { return static_cast<int64_t>(borders.size()) - 1; }
+  int64_t begin(int64_t i) const { return borders[static_cast<size_t>(i)]; }
+  int64_t width(int64_t i) const { return begin(i + 1) - begin(i); }
+  Values logits(int64_t i) const {
+    Values part;
+    for (int64_t t = 0; t < whole.tokens; ++t) {
+      const Values row = slice(whole.logits, t * whole.vocab + begin(i), width(i));
+      part.insert(part.end(), row.begin(), row.end());
+    }
+    return part;
+  }
+};
+
+Body share_body(const CutLoss& c, int64_t i) {
+  return [=](OpRun& r) {
+    const double size = 1 + largest(c.whole.logits) + std::log(static_cast<double>(c.whole.vocab));
+    cross_entropy_share(
+        r.context(), {.logits = r.in(Kind::kStat, {c.whole.tokens, c.width(i)}, c.logits(i), 2),
+                      .targets = r.in(Kind::kI32, {c.whole.tokens}, c.whole.targets),
+                      .begin = c.begin(i),
+                      .share = r.out("share", Kind::kF64, {c.whole.tokens, 2}, {.length = c.width(i), .norm = size})});
+  };
+}
+
+Body of_shares_body(const CutLoss& c, int64_t i, const Values& shares, bool gradient) {
+  return [=](OpRun& r) {
+    const double token = 1 + 2 * largest(c.whole.logits) + std::log(static_cast<double>(c.whole.vocab));
+    const Bound one{.length = c.whole.vocab, .norm = token};
+    const int64_t tokens = c.whole.tokens;
+    cross_entropy_of_shares(
+        r.context(), {.logits = r.in(Kind::kStat, {tokens, c.width(i)}, c.logits(i)),
+                      .targets = r.in(Kind::kI32, {tokens}, c.whole.targets),
+                      .begin = c.begin(i),
+                      .shares = r.in(Kind::kF64, {c.slices(), tokens, 2}, shares),
+                      .scale = c.whole.scale,
+                      .loss_sum = r.inout("loss_sum", Kind::kF64, {1}, {3.5},
+                                          {.length = c.whole.vocab, .norm = token * static_cast<double>(tokens + 1)}),
+                      .dlogits = gradient ? r.out("dlogits", Kind::kCompute, {tokens, c.width(i)},
+                                                  {.length = c.whole.vocab, .norm = c.whole.scale * token}, 3)
+                                          : View{},
+                      .token_loss = gradient ? r.out("token_loss", Kind::kStat, {tokens}, one) : View{}});
+  };
+}
+
+std::vector<CutLoss> cut_cases() {
+  std::vector<CutLoss> all;
+  for (const Loss& s : cases()) {
+    if (s.vocab >= 3) all.push_back({s, {0, s.vocab / 3, s.vocab - 1, s.vocab}});
+    all.push_back({s, {0, s.vocab}});
+  }
+  return all;
+}
+
+class CrossEntropyCut : public OpTest {
+ protected:
+  Values shares(const CutLoss& c) const {
+    Values all;
+    for (int64_t i = 0; i < c.slices(); ++i) {
+      const Values one = run_op(backend(), type(), type(), 2, share_body(c, i)).at("share").values;
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+};
+
+// Against ref in f64 each, then all slices together against the whole vocabulary in f64.
+TEST_P(CrossEntropyCut, SlicesGiveTheWhole) {
+  for (const CutLoss& c : cut_cases()) {
+    SCOPED_TRACE(fmt::format("{} x {} in {}", c.whole.tokens, c.whole.vocab, c.slices()));
+    Loss exact = c.whole;
+    exact.logits = rounded(exact.logits, stat());
+    const Outputs want = run_f64(loss_body(exact, true));
+    const Values told = shares(c);
+    const double u = unit_roundoff(stat()), out = unit_roundoff(type());
+    const double token = 1 + 2 * largest(c.whole.logits) + std::log(static_cast<double>(c.whole.vocab));
+    const double slack = (4 + std::sqrt(static_cast<double>(c.whole.vocab))) * u * token;
+    for (int64_t i = 0; i < c.slices(); ++i) {
+      check_op(GetParam(), share_body(c, i), true);
+      for (const bool gradient : {false, true}) check_op(GetParam(), of_shares_body(c, i, told, gradient), true);
+      const Outputs got = run_op(backend(), type(), type(), 2, of_shares_body(c, i, told, true));
+      EXPECT_NEAR(got.at("loss_sum").values[0], want.at("loss_sum").values[0],
+                  slack * static_cast<double>(c.whole.tokens + 1));
+      for (int64_t t = 0; t < c.whole.tokens; ++t)
+        for (int64_t v = 0; v < c.width(i); ++v) {
+          const double truth = want.at("dlogits").values[static_cast<size_t>(t * c.whole.vocab + c.begin(i) + v)];
+          EXPECT_NEAR(got.at("dlogits").values[static_cast<size_t>(t * c.width(i) + v)], truth,
+                      c.whole.scale * slack + out * std::abs(truth));
+        }
+    }
+  }
+}
+
+// What the ranks count once is the same on each of them.
+TEST_P(CrossEntropyCut, EverySliceHasTheSameLoss) {
+  for (const CutLoss& c : cut_cases()) {
+    const Values told = shares(c);
+    const Outputs first = run_op(backend(), type(), type(), 2, of_shares_body(c, 0, told, true));
+    for (int64_t i = 1; i < c.slices(); ++i) {
+      const Outputs other = run_op(backend(), type(), type(), 3, of_shares_body(c, i, told, true));
+      EXPECT_TRUE(same_bits(first.at("loss_sum").values, other.at("loss_sum").values));
+      EXPECT_TRUE(same_bits(first.at("token_loss").values, other.at("token_loss").values));
+    }
+  }
+}
+
+TEST_P(CrossEntropyCut, InPlace) {
+  if (type() != stat()) return;
+  const CutLoss c = cut_cases()[4];
+  const Values told = shares(c);
+  for (int64_t i = 0; i < c.slices(); ++i) {
+    const Values apart = run_op(backend(), type(), type(), 2, of_shares_body(c, i, told, true)).at("dlogits").values;
+    const auto in_place = [&](OpRun& r) {
+      const View z = r.inout("z", Kind::kStat, {c.whole.tokens, c.width(i)}, c.logits(i));
+      cross_entropy_of_shares(r.context(), {.logits = z,
+                                            .targets = r.in(Kind::kI32, {c.whole.tokens}, c.whole.targets),
+                                            .begin = c.begin(i),
+                                            .shares = r.in(Kind::kF64, {c.slices(), c.whole.tokens, 2}, told),
+                                            .scale = c.whole.scale,
+                                            .loss_sum = r.inout("loss_sum", Kind::kF64, {1}, {0}),
+                                            .dlogits = z,
+                                            .token_loss = {}});
+    };
+    EXPECT_TRUE(same_bits(apart, run_op(backend(), type(), type(), 2, in_place).at("z").values));
+  }
+}
+CONCERTO_ON_EVERY_BACKEND(CrossEntropyCut);
+
 struct Head {
   int64_t tokens, hidden, vocab;
   Values x, w, bias, targets;

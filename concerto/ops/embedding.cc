@@ -15,6 +15,7 @@ void embedding_forward(const Context& ctx, const EmbeddingForward& args) {
   check_compute_or_stat(args.table, args.table.shape, args.y.dtype, "embedding.table");
   check_memory(ctx, {args.ids, args.table, args.y});
   check_apart(args.y, {args.ids, args.table}, "embedding.y");
+  CHECK(args.slice ? args.begin >= 0 : args.begin == 0, "embedding.begin is {}", args.begin);
   if (tokens == 0) return;
   run_kernel(ctx, OpFamily::kEmbedding, ctx.backend->embedding.forward, args, "embedding_forward");
 }
@@ -29,6 +30,7 @@ void embedding_backward_weight(const Context& ctx, const EmbeddingBackwardWeight
   check_view(args.dtable, {args.dtable.dim(0), hidden}, stat_dtype(args.dy.dtype), "embedding.dtable");
   check_memory(ctx, {args.ids, args.dy, args.dtable});
   check_apart(args.dtable, {args.ids, args.dy}, "embedding.dtable");
+  CHECK(args.slice ? args.begin >= 0 : args.begin == 0, "embedding.begin is {}", args.begin);
   if (tokens == 0) return;
   run_kernel(ctx, OpFamily::kEmbedding, ctx.backend->embedding.backward_weight, args, "embedding_backward_weight");
 }

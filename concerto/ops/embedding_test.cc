@@ -72,6 +72,54 @@ TEST_P(Embedding, SumsInTokenOrder) {
   EXPECT_EQ(sum({0x1p24, -0x1p24, 1}), 1);
 }
 
+// Slices of a table: their look-ups add up to the whole look-up, their gradients are the whole's rows, in every bit.
+TEST_P(Embedding, Slices) {
+  const int64_t hidden = 35;
+  const Values ids = integers({0, 10, 3, 3, 0, 4, 7, 10, 10, 3, 1}), table = normal("table", kVocab * hidden);
+  const int64_t tokens = static_cast<int64_t>(ids.size());
+  const Values dy = normal("dy", tokens * hidden), start = normal("dtable", kVocab * hidden);
+  const auto forward = [&](int64_t begin, int64_t count, Kind kind) {
+    return [=](OpRun& r) {
+      embedding_forward(r.context(),
+                        {.ids = r.in(Kind::kI32, {tokens}, ids),
+                         .table = r.in(kind, {count, hidden}, slice(table, begin * hidden, count * hidden)),
+                         .y = r.out("y", Kind::kCompute, {tokens, hidden}),
+                         .begin = begin,
+                         .slice = true});
+    };
+  };
+  const auto backward = [&](int64_t begin, int64_t count) {
+    return [=](OpRun& r) {
+      embedding_backward_weight(
+          r.context(), {.ids = r.in(Kind::kI32, {tokens}, ids),
+                        .dy = r.in(Kind::kCompute, {tokens, hidden}, dy),
+                        .skip_id = 7,
+                        .dtable = r.inout("dtable", Kind::kStat, {count, hidden},
+                                          slice(start, begin * hidden, count * hidden), {.length = 5, .norm = 20}),
+                        .begin = begin,
+                        .slice = true});
+    };
+  };
+  for (const Kind kind : {Kind::kCompute, Kind::kStat}) {
+    const Values whole = run_op(backend(), type(), type(), 2, forward(0, kVocab, kind)).at("y").values;
+    Values sum(whole.size());
+    for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{0, 4}, {4, 0}, {4, 5}, {9, 2}}) {
+      check_op(GetParam(), forward(begin, count, kind), true);
+      const Values part = run_op(backend(), type(), type(), 2, forward(begin, count, kind)).at("y").values;
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    }
+    EXPECT_EQ(sum, whole);
+  }
+  const Values whole =
+      run_op(backend(), type(), type(), 2, backward_body(hidden, ids, dy, 7, start)).at("dtable").values;
+  for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{0, 4}, {4, 5}, {9, 2}}) {
+    check_op(GetParam(), backward(begin, count), true);
+    EXPECT_TRUE(same_bits(run_op(backend(), type(), type(), 2, backward(begin, count)).at("dtable").values,
+                          slice(whole, begin * hidden, count * hidden)))
+        << begin;
+  }
+}
+
 TEST_P(Embedding, SkippedRowKeepsItsGradient) {
   const Values start = rounded(normal("dtable", kVocab * 2), stat());
   const Values got = run_op(backend(), type(), type(), 2, backward_body(2, integers({3, 4}), {1, 1, 1, 1}, 3, start))

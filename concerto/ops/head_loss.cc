@@ -28,7 +28,7 @@ void check_head(const Context& ctx, const HeadLoss& args) {
   if (is_given(args.bias)) check_view(args.bias, {vocab}, stat, "head.bias");
   check_view(args.targets, {tokens}, DType::kI32, "head.targets");
   check_view(args.loss_sum, {1}, DType::kF64, "head.loss_sum");
-  if (is_given(args.dx)) check_view(args.dx, {tokens, hidden}, type, "head.dx");
+  if (is_given(args.dx)) check_compute_or_stat(args.dx, {tokens, hidden}, type, "head.dx");
   CHECK(is_given(args.dx) || (!is_given(args.dw) && !is_given(args.db)), "head.dw and head.db need head.dx");
   CHECK(is_given(args.dw) || !is_given(args.db), "head.db needs head.dw");
   if (is_given(args.dw)) check_view(args.dw, {vocab, hidden}, stat, "head.dw");
@@ -56,9 +56,14 @@ int64_t head_loss_chunk(int64_t vocab) {
 }
 
 void head_loss(const Context& ctx, const HeadLoss& args) {
+  const auto plain = [](const void*, const Context& c, const CrossEntropy& a) { cross_entropy(c, a); };
+  head_loss_in_chunks(ctx, args, head_loss_chunk(std::max<int64_t>(1, args.w.dim(0))), {plain, nullptr});
+}
+
+void head_loss_in_chunks(const Context& ctx, const HeadLoss& args, int64_t most_rows, ChunkLoss chunk_loss) {
   check_head(ctx, args);
   const DType type = args.x.dtype, stat = stat_dtype(type);
-  const int64_t tokens = args.x.dim(0), vocab = args.w.dim(0), chunk = std::min(head_loss_chunk(vocab), tokens);
+  const int64_t tokens = args.x.dim(0), vocab = args.w.dim(0), chunk = std::min(most_rows, tokens);
   OpScope scope(ctx, OpFamily::kHead);
   if (tokens == 0) {  // a gradient that is written is zero
     if (is_given(args.dw) && !args.accumulate)
@@ -84,7 +89,7 @@ void head_loss(const Context& ctx, const HeadLoss& args) {
                       .token_loss = {}};
     if (with_gradient) loss.dlogits = dlogits.rows_range(0, rows);
     if (is_given(args.token_loss)) loss.token_loss = slice(args.token_loss, begin, rows);
-    cross_entropy(ctx, loss);
+    chunk_loss.fn(chunk_loss.self, ctx, loss);
     if (!with_gradient) continue;
     linear_backward_input(
         ctx, {.dy = loss.dlogits, .w = args.w, .dx = args.dx.rows_range(begin, rows), .packed = args.packed});

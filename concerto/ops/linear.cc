@@ -51,8 +51,14 @@ void linear_backward_weight(const Context& ctx, const LinearBackwardWeight& args
   if (is_given(args.db)) check_view(args.db, {out}, stat_dtype(type), "linear.db");
   check_memory(ctx, {args.x, args.dy, args.dw});
   if (is_given(args.db)) check_memory(ctx, {args.db});
+  if (is_given(args.bias_dy)) {
+    check_rank(args.bias_dy, 2, "linear.bias_dy");
+    check_view(args.bias_dy, {args.bias_dy.dim(0), out}, type, "linear.bias_dy");
+    CHECK(args.bias_dy.dim(0) <= rows, "linear.bias_dy has {} rows of {}", args.bias_dy.dim(0), rows);
+    check_memory(ctx, {args.bias_dy});
+  }
   check_apart(args.dw, {args.x, args.dy, args.db}, "linear.dw");
-  check_apart(args.db, {args.x, args.dy}, "linear.db");
+  check_apart(args.db, {args.x, args.dy, args.bias_dy}, "linear.db");
   if (rows == 0 && args.accumulate) return;
   run_kernel(ctx, OpFamily::kDense, ctx.backend->linear.backward_weight, args, "linear_backward_weight");
 }

@@ -27,6 +27,7 @@ struct LinearBackwardWeight {
   View dw;                 // [N, K] stat, dense
   View db;                 // [N] stat, +=, or null
   bool accumulate = true;  // dw += instead of dw =
+  View bias_dy = {};       // [M', N] compute: the rows that db sums, where they are not those of dy
 };
 
 struct LinearKernels {

@@ -69,6 +69,36 @@ TEST_P(Linear, BackwardWeight) {
       });
     }
 }
+
+// Where ranks share rows: the weight's gradient from all of them, the bias's from some.
+TEST_P(Linear, BiasGradientOfOtherRows) {
+  const int64_t in = 9, out = 21;
+  const Values x = normal("x", 7 * in), dy = normal("dy", 7 * out), db = normal("db", out);
+  for (const int64_t rows : {0, 3, 7})
+    check_op(GetParam(), [&](OpRun& r) {
+      const Bound bound{.length = 7, .norm = largest(x) * largest(dy) * 7 + 4};
+      const View all = r.in(Kind::kCompute, {7, out}, dy);
+      linear_backward_weight(r.context(), {.x = r.in(Kind::kCompute, {7, in}, x),
+                                           .dy = all,
+                                           .dw = r.inout("dw", Kind::kStat, {out, in}, normal("dw", out * in), bound),
+                                           .db = r.inout("db", Kind::kStat, {out}, db, bound),
+                                           .bias_dy = all.rows_range(2, std::min<int64_t>(rows, 5))});
+    });
+  const auto db_of = [&](bool some) {
+    return output_f64(
+        [&](OpRun& r) {
+          const View all = r.in(Kind::kCompute, {7, out}, dy), x_all = r.in(Kind::kCompute, {7, in}, x);
+          const View three = all.rows_range(2, 3);
+          linear_backward_weight(r.context(), {.x = some ? x_all : x_all.rows_range(2, 3),
+                                               .dy = some ? all : three,
+                                               .dw = r.inout("dw", Kind::kStat, {out, in}, Values(out * in)),
+                                               .db = r.inout("db", Kind::kStat, {out}, db),
+                                               .bias_dy = some ? three : View{}});
+        },
+        "db");
+  };
+  EXPECT_EQ(db_of(true), db_of(false));
+}
 CONCERTO_ON_EVERY_BACKEND(Linear);
 
 TEST(LinearGradient, FiniteDifferences) {

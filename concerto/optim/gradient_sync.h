@@ -9,12 +9,13 @@
 #include <span>
 #include <vector>
 
+#include "concerto/arch/tensor_owners.h"
 #include "concerto/parallel/rank_groups.h"
 #include "concerto/params/parameter_store.h"
 
 namespace concerto {
 
-// By spec: the rank in the tensor's group of replicas that owns it. Contiguous blocks of about equal size.
+// By spec: the rank in the tensor's group of replicas that owns it (arch/tensor_owners.h).
 std::vector<int> tensor_owners(const std::vector<TensorSpec>& specs, const RankGroups& groups);
 // By spec: whether this rank owns it.
 std::vector<uint8_t> owned_tensors(const std::vector<TensorSpec>& specs, const RankGroups& groups);
@@ -38,14 +39,13 @@ class GradientSync {
   void sum(std::span<double> by_tensor) const;
 
  private:
-  static constexpr int kKinds = 5;
   ParameterStore& store_;
   const RankGroups& groups_;
   int zero_, tensors_;
   Wire wire_;
   std::vector<uint8_t> owned_;
   std::vector<int> places_;
-  std::array<std::vector<OwnedPiece>, kKinds> gradients_, weights_;
+  std::array<std::vector<OwnedPiece>, kReplicaKinds.size()> gradients_, weights_;
 };
 
 }  // namespace concerto

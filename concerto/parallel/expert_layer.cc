@@ -73,8 +73,7 @@ void ExpertLayer::exchange_counts(const SegmentContext& ctx, ExpertTravel& t) co
 // Ranks that share a micro-batch's tokens may differ by one.
 int64_t ExpertLayer::plan_rows(const SegmentContext& ctx, int64_t tokens, ExpertTravel& t) const {
   const int64_t most_tokens = std::min(ctx.tokens->count, tokens + 1);
-  const int64_t rows =
-      (ctx.usual_load ? usual_received_rows : most_received_rows)(places, local, most_tokens, top_k);
+  const int64_t rows = (ctx.usual_load ? usual_received_rows : most_received_rows)(places, local, most_tokens, top_k);
   if (most_rows == 0 || rows <= most_rows) return rows;
   t.rounds = 2;  // the first, which is kept, and one of the others, which are alike
   return most_rows;

@@ -205,7 +205,7 @@ void ReturnSegment::backward_later(const SegmentContext& ctx, const ExpertTravel
 
 void add_expert_segments(std::vector<std::unique_ptr<Segment>>& segments, const ParameterStore& store,
                          const ModelConfig& config, const std::string& prefix, int number, const ExpertGroup& group,
-                         std::unique_ptr<Segment> shared) {
+                         std::unique_ptr<Segment> shared, const TensorShard& shard) {
   const auto layer = std::make_shared<const ExpertLayer>(config, group, number);
   auto experts = std::make_unique<ExpertsSegment>(store, config, prefix, number, group.plan);
   auto returns = std::make_unique<ReturnSegment>(layer, *experts);
@@ -214,7 +214,7 @@ void add_expert_segments(std::vector<std::unique_ptr<Segment>>& segments, const 
   segments.push_back(std::make_unique<DispatchFinishSegment>(layer));
   segments.push_back(std::move(experts));
   segments.push_back(std::move(returns));
-  segments.push_back(std::make_unique<CombineSegment>(number));
+  segments.push_back(std::make_unique<CombineSegment>(number, shard));
 }
 
 }  // namespace concerto

@@ -75,9 +75,10 @@ class ReturnSegment final : public Segment {
   const ExpertsSegment& experts_;
 };
 
-// Appends the segments from dispatch to combine, in their order. `shared`: the shared experts' segment, or null.
+// Appends the segments from dispatch to combine, in their order. `shared`: the shared experts' segment, or null. `shard`:
+// who shares the tokens of a micro-batch, for those who watch.
 void add_expert_segments(std::vector<std::unique_ptr<Segment>>& segments, const ParameterStore& store,
                          const ModelConfig& config, const std::string& prefix, int layer, const ExpertGroup& group,
-                         std::unique_ptr<Segment> shared);
+                         std::unique_ptr<Segment> shared, const TensorShard& shard = {});
 
 }  // namespace concerto

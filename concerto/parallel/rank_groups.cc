@@ -19,7 +19,7 @@ int kv_sharers(const ModelConfig& config, int tp) {
   return config.num_key_value_heads < tp ? tp / static_cast<int>(config.num_key_value_heads) : 1;
 }
 
-RankGroups::RankGroups(Communicator& world, const MeshSizes& s, int kv_sharers)
+RankGroups::RankGroups(Communicator& world, const MeshSizes& s, int kv_sharers, int chunks)
     : world_(world), mesh_(s), place_(mesh_.place(world.rank())), kv_sharers_(kv_sharers) {
   CHECK(world.size() == s.world(), "{} ranks in a mesh of {}", world.size(), s.world());
   const int me = world.rank();
@@ -28,7 +28,10 @@ RankGroups::RankGroups(Communicator& world, const MeshSizes& s, int kv_sharers)
   };
   tp_ = group(MeshGroup::kTp, s.tp, "tp");
   dp_ = group(MeshGroup::kDp, s.dp, "dp");
-  pp_ = group(MeshGroup::kPp, s.pp, "pp");
+  for (int c = 0; c < chunks && s.pp > 1; ++c) {
+    auto forward = group(MeshGroup::kPp, s.pp, "pp forward"), backward = group(MeshGroup::kPp, s.pp, "pp backward");
+    pp_.push_back({std::move(forward), std::move(backward)});
+  }
   stage_ = group(MeshGroup::kStage, s.stage(), "stage");
   dispatch_ = group(MeshGroup::kDispatch, s.ep * s.etp, "ep");
   edp_ = group(MeshGroup::kEdp, s.edp(), "edp");

@@ -12,8 +12,9 @@ namespace concerto {
 
 class RankGroups {
  public:
-  // All ranks of the world call it. `kv_sharers`: tp ranks that hold the same key/value heads (1: none do).
-  RankGroups(Communicator& world, const MeshSizes& sizes, int kv_sharers = 1);
+  // All ranks of the world call it. `kv_sharers`: tp ranks that hold the same key/value heads (1: none do). `chunks`:
+  // virtual pipeline stages of a rank.
+  RankGroups(Communicator& world, const MeshSizes& sizes, int kv_sharers = 1, int chunks = 1);
 
   const Mesh& mesh() const { return mesh_; }
   const MeshPlace& place() const { return place_; }
@@ -21,8 +22,13 @@ class RankGroups {
   // Null where the rank would be alone.
   Communicator* tp() const { return tp_.get(); }
   Communicator* dp() const { return dp_.get(); }
-  Communicator* pp() const { return pp_.get(); }
-  Communicator* dispatch() const { return dispatch_.get(); }  // ep * etp ranks
+  // The pipeline, once for what goes forward into chunk c of a rank, and once for what comes back from it: messages of
+  // one kind arrive in the order in which they are sent, those of several kinds do not.
+  struct PipelineChannel {
+    std::unique_ptr<Communicator> forward, backward;
+  };
+  const std::vector<PipelineChannel>& pp() const { return pp_; }  // [chunks], or none
+  Communicator* dispatch() const { return dispatch_.get(); }      // ep * etp ranks
   // Those that hold the same slice of a tensor; null where the rank is alone, or (kEmbedding) holds none.
   Communicator* replicas(Replicas kind) const;
   // How many of them may own it: the embedding belongs to the first stage, whose ranks come first.
@@ -33,7 +39,8 @@ class RankGroups {
   Mesh mesh_;
   MeshPlace place_;
   int kv_sharers_;
-  std::unique_ptr<Communicator> tp_, dp_, pp_, stage_, dispatch_, edp_, kv_, embedding_;
+  std::vector<PipelineChannel> pp_;
+  std::unique_ptr<Communicator> tp_, dp_, stage_, dispatch_, edp_, kv_, embedding_;
 };
 
 // tp ranks that share a key/value head.

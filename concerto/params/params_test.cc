@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "concerto/arch/layout_cost.h"
+#include "concerto/arch/tensor_owners.h"
 #include "concerto/params/parameter_store.h"
 
 namespace concerto {
@@ -53,6 +55,35 @@ TEST(ParameterStore, Bf16MomentsTakeHalfTheMemory) {
   EXPECT_EQ(wide.bytes() - narrow.bytes(), 2 * 2 * wide.elements());
   EXPECT_EQ(ParameterStore(specs, DType::kF64, StoreUse::kTrain).moment1(0).dtype, DType::kF64);
   EXPECT_THROW(ParameterStore(specs, DType::kF64, StoreUse::kTrain, nullptr, DType::kBF16), Bug);
+}
+
+// The store of a rank takes the bytes that arch says it takes.
+TEST(ParameterStore, BytesAreThoseOfTheFormulas) {
+  const ModelConfig c = tiny();
+  const auto expect = [&](const RankWork& w, const std::vector<uint8_t>& updated) {
+    const ParameterStore store(tensor_specs(c, w.plan), w.compute, StoreUse::kTrain, nullptr, w.moments, updated);
+    const LayoutCost cost = layout_cost(c, w);
+    EXPECT_EQ(store.bytes(), cost.weight_bytes + cost.copy_bytes + cost.gradient_bytes + cost.moment_bytes);
+    EXPECT_EQ(store.elements() * dtype_bytes(store.stat()), cost.weight_bytes);
+  };
+  for (const DType compute : {DType::kBF16, DType::kF32, DType::kF64}) {
+    RankWork w{.compute = compute, .zero = 0};
+    expect(w, {});
+    w.plan = {.tp = 2, .tp_rank = 1, .ep = 3, .ep_rank = 2};
+    w.dp = 3;
+    w.dp_rank = 2;
+    expect(w, {});
+    w.plan.stages = {{1, 2, false, true}};
+    w.pp = 2;
+    w.pp_rank = 1;
+    expect(w, {});
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto owners = tensor_owners(tensor_specs(c, ShardPlan{}), {3, 3, 3, 3, 3});
+    std::vector<uint8_t> updated;
+    for (const int owner : owners) updated.push_back(owner == rank);
+    expect({.dp = 3, .dp_rank = rank, .moments = DType::kBF16, .zero = 1}, updated);
+  }
 }
 
 TEST(ParameterStore, InferenceStoreHoldsOneCopyOfEachTensor) {

@@ -26,6 +26,9 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
+bool is_compute(ActionKind kind);          // F, B, I or W: no send, no receive
+std::string action_text(const Action& a);  // "F3", "I0", of chunk 1 "F3.1"; sends "SF3", "SB3", receives "RF3", "RB3"
+
 struct Schedule {
   std::string name;
   int64_t micro_batches = 0;

@@ -27,22 +27,13 @@ Schedule build_schedule(const std::string& name, int64_t micro_batches, bool tog
   return s;
 }
 
-namespace {
-char letter(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return 'F';
-    case ActionKind::kBackward:
-      return 'B';
-    case ActionKind::kBackwardInput:
-      return 'I';
-    case ActionKind::kBackwardWeight:
-      return 'W';
-  }
-  return '?';
+bool is_compute(ActionKind kind) { return kind <= ActionKind::kBackwardWeight; }
+
+std::string action_text(const Action& a) {
+  static constexpr const char* kLetters[] = {"F", "B", "I", "W", "SF", "RF", "SB", "RB"};
+  const std::string text = kLetters[static_cast<size_t>(a.kind)] + std::to_string(a.micro_batch);
+  return a.chunk == 0 ? text : text + "." + std::to_string(a.chunk);
 }
-std::string action_text(const Action& a) { return letter(a.kind) + std::to_string(a.micro_batch); }
-}  // namespace
 
 void validate_schedule(const Schedule& s) {
   enum State : uint8_t { kWaiting, kForwarded, kInputDone, kFinished };
@@ -50,8 +41,8 @@ void validate_schedule(const Schedule& s) {
   int64_t alive = 0;
   for (size_t i = 0; i < s.actions.size(); ++i) {
     const Action& a = s.actions[i];
-    CHECK(a.micro_batch >= 0 && a.micro_batch < s.micro_batches, "action {} {}: no such micro-batch", i,
-          action_text(a));
+    CHECK(is_compute(a.kind) && a.micro_batch >= 0 && a.micro_batch < s.micro_batches,
+          "action {} {}: no such action of one stage", i, action_text(a));
     State& now = state[static_cast<size_t>(a.micro_batch)];
     const State wanted = a.kind == ActionKind::kForward          ? kWaiting
                          : a.kind == ActionKind::kBackwardWeight ? kInputDone
@@ -72,6 +63,8 @@ void validate_schedule(const Schedule& s) {
       case ActionKind::kBackwardWeight:
         now = kFinished;
         --alive;
+        break;
+      default:
         break;
     }
     CHECK(alive <= s.slots, "action {} {}: {} micro-batches in flight, {} slots", i, action_text(a), alive, s.slots);

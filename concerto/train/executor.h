@@ -12,6 +12,7 @@
 #include "concerto/comm/communicator.h"
 #include "concerto/data/micro_batch.h"
 #include "concerto/model/stage.h"
+#include "concerto/parallel/rank_groups.h"
 #include "concerto/schedule/pipeline.h"
 #include "concerto/train/router_losses.h"
 #include "concerto/train/trace_writer.h"
@@ -20,8 +21,8 @@ namespace concerto {
 
 // The ranks that play a step together; null: this one alone.
 struct ExecutorGroups {
-  Communicator* pp = nullptr;  // pipeline ranks, by pipeline rank
-  Communicator* dp = nullptr;  // ranks that work on other micro-batches of the step
+  std::span<const RankGroups::PipelineChannel> pp = {};  // of each chunk, by pipeline rank; none: no pipeline
+  Communicator* dp = nullptr;                            // ranks that work on other micro-batches of the step
   int pp_rank = 0;
   int tp = 1, tp_rank = 0;  // how the tokens of a micro-batch are cut
 };

@@ -47,7 +47,8 @@ void Executor::choose_together(Chunk& chunk, const Unit& unit, size_t index, int
     Slot& slot = *chunk.slots[static_cast<size_t>(m)];
     Saved& saved = slot.units[index].segments[0];
     saved.keep = &slot.keep;
-    all.parts[static_cast<size_t>(m)] = {.logits = slot.acts.logits, .stats = &slot.router.stats, .saved = &saved};
+    all.parts[static_cast<size_t>(m)] = {
+        .logits = slot.acts.logits, .tokens = &slot.tokens, .stats = &slot.router.stats, .saved = &saved};
     tokens += slot.tokens.count;
   }
   all.offsets[1] = static_cast<int32_t>(tokens);

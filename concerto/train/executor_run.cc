@@ -8,7 +8,7 @@ namespace concerto {
 // Who holds the neighbours of each virtual stage.
 void Executor::place_chunks(const PipelineSchedule& s) {
   const int rank = options_.groups.pp_rank;
-  CHECK(s.chunks == static_cast<int>(chunks_.size()) && (s.pp == 1) == (options_.groups.pp == nullptr));
+  CHECK(s.chunks == static_cast<int>(chunks_.size()) && (s.pp == 1) == options_.groups.pp.empty());
   for (int c = 0; c < s.chunks; ++c) {
     Chunk& chunk = *chunks_[static_cast<size_t>(c)];
     const int v = s.virtual_stage(rank, c);
@@ -18,6 +18,8 @@ void Executor::place_chunks(const PipelineSchedule& s) {
     };
     neighbour(v - 1, chunk.prev_rank, chunk.prev);
     neighbour(v + 1, chunk.next_rank, chunk.next);
+    chunk.number = c;
+    if (!chunk.last()) chunk.next_number = s.chunk_of(v + 1);
     CHECK(chunk.first() == chunk.stage.span().embedding && chunk.last() == chunk.stage.span().head,
           "virtual stage {} of {}", v, s.stages());
   }
@@ -140,7 +142,7 @@ void Executor::bring_input(Chunk& chunk, int32_t micro_batch, const MicroBatch& 
 }
 
 void Executor::receive_forward(Chunk& chunk, Slot& slot) {
-  Communicator& pp = *options_.groups.pp;
+  Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.number)].forward;
   slot.input = take_input(slot);
   CommTicket hidden = pp.start_recv(slot.input, chunk.prev_rank);
   if (slot.micro_batch >= 0 && chunk.losses.pools()) {
@@ -152,7 +154,7 @@ void Executor::receive_forward(Chunk& chunk, Slot& slot) {
 }
 
 void Executor::send_forward(Chunk& chunk, Slot& slot) {
-  Communicator& pp = *options_.groups.pp;
+  Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.next_number)].forward;
   slot.sent_forward[0] = pp.start_send(slot.acts.hidden, chunk.next_rank);
   if (!chunk.losses.pools()) return;
   const RouterPool& pool = is_global() ? chunk.together->pool : slot.pool;
@@ -161,7 +163,7 @@ void Executor::send_forward(Chunk& chunk, Slot& slot) {
 }
 
 void Executor::receive_backward(Chunk& chunk, Slot& slot) {
-  Communicator& pp = *options_.groups.pp;
+  Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.next_number)].backward;
   CommTicket hidden = pp.start_recv(first_rows(slot.gradient_in, slot.tokens.local.count), chunk.next_rank);
   if (chunk.losses.pool_is_trained()) {
     const RouterPool& pool = is_global() ? chunk.together->pool : slot.pool;
@@ -172,7 +174,7 @@ void Executor::receive_backward(Chunk& chunk, Slot& slot) {
 }
 
 void Executor::send_backward(Chunk& chunk, Slot& slot) {
-  Communicator& pp = *options_.groups.pp;
+  Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.number)].backward;
   slot.sent_backward[0] = pp.start_send(first_rows(slot.gradient_out, slot.tokens.local.count), chunk.prev_rank);
   if (chunk.losses.pool_is_trained())
     slot.sent_backward[1] = pp.start_send((is_global() ? chunk.together->pool : slot.pool).dprob, chunk.prev_rank);
@@ -207,7 +209,8 @@ void Executor::evaluate(const PipelineSchedule& schedule, const MicroBatch& b, S
     set_tokens(slot, &b, false);
     slot.losses = {};
     forward_only(*chunk, slot);
-    if (!chunk->last() && !chunk->next) options_.groups.pp->send(slot.acts.hidden, chunk->next_rank);
+    if (!chunk->last() && !chunk->next)
+      options_.groups.pp[static_cast<size_t>(chunk->next_number)].forward->send(slot.acts.hidden, chunk->next_rank);
     if (!chunk->stage.span().head) continue;
     output.loss_sum[0] += slot.losses.sum[0];
     output.loss_count[0] += b.valid_targets();

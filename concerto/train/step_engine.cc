@@ -80,21 +80,22 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   for (const auto& stage : stages_) stages.push_back(stage.get());
   executor_ = std::make_unique<Executor>(
       stages, *store_, backend, pool,
-      ExecutorOptions{.max_tokens = rows * t.seq_length,
-                      .max_rows = rows,
-                      .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
-                      .split = schedule_.split,
-                      .slots = schedule_.slots[static_cast<size_t>(place.pp)],
-                      .loss_average = t.loss_average,
-                      .token_balance_seqlen = t.token_balance_seqlen,
-                      .routing = routing_options(config),
-                      .scratch = optimizer_->scratch_bytes({.backend = &backend, .pool = &pool}),
-                      .poison = poison,
-                      .groups = {.pp = groups ? groups->pp() : nullptr,
-                                 .dp = groups ? groups->dp() : nullptr,
-                                 .pp_rank = place.pp,
-                                 .tp = plan.tp,
-                                 .tp_rank = plan.tp_rank}});
+      ExecutorOptions{
+          .max_tokens = rows * t.seq_length,
+          .max_rows = rows,
+          .usual_docs = std::llround(static_cast<double>(rows) * docs_per_row),
+          .split = schedule_.split,
+          .slots = schedule_.slots[static_cast<size_t>(place.pp)],
+          .loss_average = t.loss_average,
+          .token_balance_seqlen = t.token_balance_seqlen,
+          .routing = routing_options(config),
+          .scratch = optimizer_->scratch_bytes({.backend = &backend, .pool = &pool}),
+          .poison = poison,
+          .groups = {.pp = groups ? std::span(groups->pp()) : std::span<const RankGroups::PipelineChannel>{},
+                     .dp = groups ? groups->dp() : nullptr,
+                     .pp_rank = place.pp,
+                     .tp = plan.tp,
+                     .tp_rank = plan.tp_rank}});
   std::vector<int> own_layers;
   for (const auto& stage : stages_)
     own_layers.insert(own_layers.end(), stage->moe_layers().begin(), stage->moe_layers().end());

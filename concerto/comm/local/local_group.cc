@@ -90,6 +90,10 @@ void LocalGroup::release(int rank, Entry& entry) {
 
 // ---- start
 
+void LocalGroup::note(int rank, ActionPhase phase, const Operation& operation) {
+  world_->note(world_rank(rank), phase, name_, operation, operation.peer < 0 ? -1 : world_rank(operation.peer));
+}
+
 int64_t LocalGroup::start_filled(std::unique_lock<std::mutex>& lock, int rank, Entry& entry) {
   if (world_->aborted()) {
     entry.operation.number = 0;
@@ -118,7 +122,7 @@ void LocalGroup::start_message(std::unique_lock<std::mutex>& lock, int rank, Ent
   const int from = sends ? rank : operation.peer, to = sends ? operation.peer : rank;
   Channel& channel = channels_[index(from * size() + to)];
   operation.number = sends ? ++channel.sends : ++channel.recvs;
-  world_->note(world_rank(rank), name_, operation, false);
+  note(rank, ActionPhase::kStart, operation);
   Entry* const other = channel.first;
   if (!other || other->operation.kind == operation.kind) {
     (channel.first ? channel.last->next : channel.first) = &entry;
@@ -140,7 +144,7 @@ void LocalGroup::start_message(std::unique_lock<std::mutex>& lock, int rank, Ent
 void LocalGroup::start_collective(std::unique_lock<std::mutex>& lock, int rank, Entry& entry) {
   Operation& operation = entry.operation;
   operation.number = ++members_[index(rank)].collectives;
-  world_->note(world_rank(rank), name_, operation, false);
+  note(rank, ActionPhase::kStart, operation);
   Slot& slot = slot_of(operation.number);
   entry.slot = &slot;
   slot.entries[index(rank)] = &entry;
@@ -287,7 +291,7 @@ void LocalGroup::wait(int rank, int64_t ticket) {
     if (help(lock, rank, entry)) continue;
     if (const std::string ended = missing(rank, entry, true); !ended.empty()) fail(lock, rank, where(entry), ended, "");
     if (!late) {
-      world_->note(member.world_rank, name_, entry.operation, true);
+      note(rank, ActionPhase::kWait, entry.operation);
       late = member.wake.wait_until(lock, deadline) == std::cv_status::timeout;
       continue;
     }
@@ -296,7 +300,7 @@ void LocalGroup::wait(int rank, int64_t ticket) {
            "Look at the ranks that are named: they hang, compute for longer than the deadline, or took another way.");
     member.wake.wait(lock);  // all are there: another thread is at work on it
   }
-  world_->note(member.world_rank, name_, entry.operation, false);
+  note(rank, ActionPhase::kDone, entry.operation);
   release(rank, entry);
 }
 

@@ -88,6 +88,7 @@ class LocalGroup {
 
   static size_t index(int i) { return static_cast<size_t>(i); }
   Entry& take_entry(int member);
+  void note(int member, ActionPhase phase, const Operation& operation);
   int64_t start_filled(std::unique_lock<std::mutex>& lock, int member, Entry& entry);
   void start_message(std::unique_lock<std::mutex>& lock, int member, Entry& entry);
   void start_collective(std::unique_lock<std::mutex>& lock, int member, Entry& entry);

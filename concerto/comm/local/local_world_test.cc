@@ -8,6 +8,8 @@
 
 #include "concerto/base/allocation_guard.h"
 #include "concerto/base/clock.h"
+#include "concerto/base/test_folder.h"
+#include "concerto/comm/action_log.h"
 #include "concerto/comm/transport_test.h"
 
 namespace concerto {
@@ -113,6 +115,22 @@ TEST(LocalWorld, AllocatesNothingFromTheSecondRoundOn) {
       },
       options);
   EXPECT_EQ(AllocationGuard::count(), 0) << AllocationGuard::first_stack();
+}
+
+TEST(LocalWorld, OperationsStandInTheLastActions) {
+  const TestFolder folder;
+  run_local_ranks(3, [&](Communicator& comm) {
+    ActionLog log(folder.path(), comm.rank(), "");
+    const ActionLogScope scope(&log);
+    check_send_recv(comm);
+    log.set_step(4);
+    const CommScope action("count", 2, 1);
+    comm.barrier();
+  });
+  const LastActions actions = read_last_actions(ActionLog::path(folder.path(), 1));
+  EXPECT_EQ(actions.last(), "step 4: has done world barrier, number 1 (count of layer 1, micro-batch 2)");
+  EXPECT_EQ(actions.records[0].text(), "has started world send to rank 2, number 1");
+  EXPECT_EQ(actions.records[1].text(), "has started world recv from rank 0, number 1");
 }
 
 TEST(LocalWorld, CountsBytesAndOperations) {

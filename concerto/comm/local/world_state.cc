@@ -65,14 +65,17 @@ void WorldState::end_work() {
   drained_.notify_all();
 }
 
-void WorldState::note(int rank, const std::string& group, const Operation& operation, bool waits) {
+void WorldState::note(int rank, ActionPhase phase, const std::string& group, const Operation& operation,
+                      int world_peer) {
+  ActionLog::note(phase, group, operation, world_peer);
   Last& last = last_[static_cast<size_t>(rank)];
   const std::lock_guard lock(last.mutex);
   last.group = group;
   last.kind = operation.kind;
   last.number = operation.number;
   last.action = operation.action;
-  last.waits = waits;
+  last.world_peer = world_peer;
+  last.waits = phase == ActionPhase::kWait;
 }
 
 std::string WorldState::last(int rank) const {
@@ -80,8 +83,9 @@ std::string WorldState::last(int rank) const {
   const std::lock_guard lock(last.mutex);
   if (last.number == 0) return "has asked for nothing yet";
   const std::string action = last.action.text();
-  return fmt::format("{} {} {}, number {}{}{}", last.waits ? "waits in" : "came last to", last.group,
-                     operation_name(last.kind), last.number, action.empty() ? "" : ", in ", action);
+  return fmt::format("{} {}{}{}", last.waits ? "waits in" : "came last to",
+                     describe_operation(last.group, last.kind, last.world_peer, last.number),
+                     action.empty() ? "" : ", in ", action);
 }
 
 void WorldState::add_group(LocalGroup* group) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "concerto/base/rng.h"
+#include "concerto/comm/action_log.h"
 #include "concerto/comm/local/local_world.h"
 #include "concerto/comm/operation.h"
 
@@ -38,9 +39,9 @@ class WorldState {
   bool begin_work();
   void end_work();
 
-  // What a rank asked for last, in any group, and whether it waits for it: so that an error can tell the rank that hangs
-  // from those that wait for it.
-  void note(int rank, const std::string& group, const Operation& operation, bool waits);
+  // By the rank's own thread: what it asked for last, in any group, and whether it waits for it, so that an error can
+  // tell the rank that hangs from those that wait for it.
+  void note(int rank, ActionPhase phase, const std::string& group, const Operation& operation, int world_peer);
   std::string last(int rank) const;  // "waits in tp all_reduce, number 7"
 
   void add_group(LocalGroup* group);
@@ -53,6 +54,7 @@ class WorldState {
     mutable std::mutex mutex;
     std::string group;  // keeps its memory
     OperationKind kind = OperationKind::kBarrier;
+    int world_peer = -1;
     int64_t number = 0;
     CommAction action{};
     bool waits = false;

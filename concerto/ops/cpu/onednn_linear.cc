@@ -239,7 +239,8 @@ void backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
                 .bias = false,
                 .accumulate = a.accumulate};
   run_slices(ctx, key, [&](int64_t row) { return Operands{at(a.dy, row), a.x.data, at(a.dw, row * n), nullptr}; });
-  if (is_given(a.db)) add_column_sums(ctx, active_isa(), a.dy, static_cast<float*>(a.db.data));
+  if (is_given(a.db))
+    add_column_sums(ctx, active_isa(), is_given(a.bias_dy) ? a.bias_dy : a.dy, static_cast<float*>(a.db.data));
 }
 
 }  // namespace

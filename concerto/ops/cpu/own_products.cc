@@ -38,7 +38,7 @@ template <Isa kIsa>
 void linear_backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
   weight_product(ctx, kIsa,
                  {.a = a.dy, .b = a.x, .rows = a.x.rows(), .out = a.dw.as<float>(), .accumulate = a.accumulate});
-  if (a.db) add_column_sums(ctx, kIsa, a.dy, a.db.as<float>());
+  if (a.db) add_column_sums(ctx, kIsa, a.bias_dy ? a.bias_dy : a.dy, a.db.as<float>());
 }
 
 template <Isa kIsa>

@@ -62,8 +62,9 @@ void backward_weight(const Context& ctx, const LinearBackwardWeight& a) {
         for (int64_t k = 0; k < width; ++k) store(dw[k0 + k], (a.accumulate ? load(dw[k0 + k]) : 0.0) + sum[k]);
       }
       if (!is_given(a.db)) return;
+      const View& summed = is_given(a.bias_dy) ? a.bias_dy : a.dy;
       double sum = 0;
-      for (int64_t r = 0; r < rows; ++r) sum += load(row_of<C>(a.dy, r)[n]);
+      for (int64_t r = 0; r < summed.dim(0); ++r) sum += load(row_of<C>(summed, r)[n]);
       S* db = a.db.as<S>() + n;
       store(*db, load(*db) + sum);
     });

@@ -11,15 +11,18 @@ struct LookUp {
     if (ctx.dry_run) return;
     const Rows table(a.table), y(a.y);
     const int32_t* ids = a.ids.as<int32_t>();
-    const int64_t bytes = a.y.cols() * y.element;
+    const int64_t bytes = a.y.cols() * y.element, vocab = a.table.rows();
     const bool rounds = a.table.dtype != a.y.dtype;
     const RowTable& rows = kernel_table(isa).rows[type_index(a.y.dtype)];
     ctx.pool->parallel_for(a.y.rows(), grain_rows(bytes), [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
-        if (rounds)
-          rows.from_f32(reinterpret_cast<const float*>(table[ids[t]]), y[t], a.y.cols());
+        const int64_t row = ids[t] - a.begin;
+        if (a.slice && (row < 0 || row >= vocab))
+          std::memset(y[t], 0, static_cast<size_t>(bytes));
+        else if (rounds)
+          rows.from_f32(reinterpret_cast<const float*>(table[row]), y[t], a.y.cols());
         else
-          std::memcpy(y[t], table[ids[t]], static_cast<size_t>(bytes));
+          std::memcpy(y[t], table[row], static_cast<size_t>(bytes));
       }
     });
   }
@@ -30,10 +33,13 @@ struct LookUp {
     const RowTable& t = kernel_table(isa).rows[type_index(a.dy.dtype)];
     const Rows dy(a.dy), dtable(a.dtable);
     const int32_t* ids = a.ids.as<int32_t>();
+    const int64_t vocab = a.dtable.rows();
     ctx.pool->parallel_for(a.dy.cols(), 64, [&](int64_t begin, int64_t end, int) {
-      for (int64_t token = 0; token < a.dy.rows(); ++token)
-        if (ids[token] != a.skip_id)
-          t.accumulate(dy.at(token, begin), reinterpret_cast<float*>(dtable.at(ids[token], begin)), end - begin);
+      for (int64_t token = 0; token < a.dy.rows(); ++token) {
+        const int64_t row = ids[token] - a.begin;
+        if (ids[token] == a.skip_id || (a.slice && (row < 0 || row >= vocab))) continue;
+        t.accumulate(dy.at(token, begin), reinterpret_cast<float*>(dtable.at(row, begin)), end - begin);
+      }
     });
   }
 

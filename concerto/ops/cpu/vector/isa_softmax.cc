@@ -24,11 +24,12 @@ void cross_entropy_grad(const float* logits, float lse, float scale, int64_t tar
   T* dlogits = static_cast<T*>(dlogits_);
   const float log2_lse = lse * kLog2E;
   // The target's element first: the logits may be overwritten.
-  const Vec hit = (exp(splat(logits[target] - lse)) - 1.0f) * scale;
+  const bool here = target >= 0 && target < n;
+  const Vec hit = (exp(splat(logits[here ? target : 0] - lse)) - 1.0f) * scale;
   for_lanes(n, [&](int64_t i, auto m) {
     store(dlogits + i, exp2_negative(load(logits + i, m) * kLog2E - log2_lse) * scale, m);
   });
-  store(dlogits + target, hit, First{1});
+  if (here) store(dlogits + target, hit, First{1});
 }
 
 void softmax(const float* x, float* p, int64_t n) {

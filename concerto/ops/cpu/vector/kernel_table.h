@@ -39,7 +39,8 @@ struct RowTable {
 
 struct SoftmaxTable {
   double (*log_sum_exp)(const float* x, int64_t n);
-  // dlogits = scale * (exp(logits - lse) - onehot(target)), as f32 (may be the logits) or bf16.
+  // dlogits = scale * (exp(logits - lse) - onehot(target)), as f32 (may be the logits) or bf16; a target outside [0, n)
+  // hits nothing.
   void (*cross_entropy_grad[2])(const float* logits, float lse, float scale, int64_t target, void* dlogits, int64_t n);
   void (*softmax)(const float* x, float* p, int64_t n);
   void (*softmax_backward)(const float* p, const float* dp, float* dx,

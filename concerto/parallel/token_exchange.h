@@ -1,0 +1,27 @@
+// The exchanges of tensor parallel layers (layers/token_exchange.h) over a communicator. In a dry run nothing is sent.
+#pragma once
+
+#include <vector>
+
+#include "concerto/comm/communicator.h"
+#include "concerto/layers/token_exchange.h"
+
+namespace concerto {
+
+class GroupTokenExchange final : public TokenExchange {
+ public:
+  explicit GroupTokenExchange(Communicator& group);  // the ranks that share a micro-batch's tokens
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  void gather(const Context& ctx, View local, View all) const override;
+  void reduce_scatter(const Context& ctx, View partial, View local) const override;
+  void gather_parts(const Context& ctx, View mine, View all) const override;
+
+ private:
+  std::span<const View> token_parts(View all) const;  // each rank's rows
+
+  Communicator& group_;
+  mutable std::vector<View> parts_;  // of the exchange under way
+};
+
+}  // namespace concerto
