@@ -7,7 +7,9 @@
 //
 // Nothing is allocated after the first operation of its size. Each wait has a deadline: Error(kComm) that names the
 // operation, the group, the peer that is missing, and the action (CommScope) that asked for it. When a rank has called
-// abort(), every wait of the others ends with an Error(kComm) that carries its reason.
+// abort(), every wait of the others ends with an Error(kComm) that carries its reason. An Error(kComm) that is thrown
+// here has called abort(): nothing of this world works any more, and nobody touches the memory of its views again. In
+// errors a rank is named by its number in the world.
 #pragma once
 
 #include <cstdint>
@@ -20,36 +22,53 @@
 
 namespace concerto {
 
-// What this thread is doing, for errors, the watchdog and the file of last actions: "forward", micro-batch, layer.
-// Scopes nest; names are string literals.
+// What a rank is doing: "forward", micro-batch, layer.
+struct CommAction {
+  const char* action = nullptr;  // string literals; null: nothing
+  const char* inside = nullptr;  // the action around it
+  int64_t micro_batch = -1;
+  int layer = -1;
+  std::string text() const;  // "dispatch of layer 3, micro-batch 5, in forward"; empty for nothing
+};
+
+// Says what this thread is doing, for errors, the watchdog and the file of last actions. Scopes nest: an inner one has
+// the micro-batch and the layer of the one around it where it gives none.
 class CommScope {
  public:
   explicit CommScope(const char* action, int64_t micro_batch = -1, int layer = -1);
   ~CommScope();
   CommScope(const CommScope&) = delete;
   CommScope& operator=(const CommScope&) = delete;
-  static std::string text();  // "dispatch of layer 3, micro-batch 5"
+  static const CommAction& current();
+  static std::string text() { return current().text(); }
+
+ private:
+  CommAction around_;
 };
 
 class Communicator;
 
-// An operation under way. Must be waited for, once; moved from or default made: nothing to wait for.
+// An operation under way. Must be waited for, once; moved from or default made: nothing to wait for. One that is dropped
+// before its operation has ended (by an exception) aborts the world, since its memory goes away. Its
+// communicator outlives it.
 class CommTicket {
  public:
   CommTicket() = default;
   CommTicket(Communicator* of, int64_t number) : of_(of), number_(number) {}
   CommTicket(CommTicket&& other) noexcept : of_(other.of_), number_(other.number_) { other.of_ = nullptr; }
   CommTicket& operator=(CommTicket&& other) noexcept {
+    if (this != &other) drop();
     of_ = other.of_;
     number_ = other.number_;
     other.of_ = nullptr;
     return *this;
   }
-  ~CommTicket() = default;
+  ~CommTicket() { drop(); }
   explicit operator bool() const { return of_ != nullptr; }
   void wait();
 
  private:
+  void drop() noexcept;
   Communicator* of_ = nullptr;
   int64_t number_ = 0;
 };
@@ -60,7 +79,9 @@ struct OwnedPiece {
   int owner = 0;
 };
 
-enum class Wire { kAsIs, kBF16 };  // what floats are sent as; sums are made in f32 all the same
+// What f32 is sent as. With kBF16 every rank's part is rounded, the receiver's own too (a sum is the same whoever makes
+// it), and added in f32; other types are sent as they are.
+enum class Wire : uint8_t { kAsIs, kBF16 };
 
 class Communicator {
  public:
@@ -72,11 +93,13 @@ class Communicator {
   // A group of those that pass the same color, ordered by key; color < 0: none, null. Called by all ranks.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 
+  // In all of these a default made View stands for one without elements.
+
   // to[r] goes to rank r, from[r] is filled by it; sizes match pairwise, may be zero, own part included.
   virtual CommTicket start_all_to_all(std::span<const View> to, std::span<const View> from) = 0;
-  // parts[r] is filled with rank r's `mine`.
+  // parts[r] is filled with rank r's `mine`; that may lie in its own place of `parts`.
   virtual CommTicket start_all_gather(View mine, std::span<const View> parts) = 0;
-  // sum over ranks r of their parts[rank()] -> out; out may be a wider float type (bf16 parts, f32 out).
+  // sum over ranks r of their parts[rank()] -> out; out may be f32 where the parts are bf16, and parts[rank()] itself.
   virtual CommTicket start_reduce_scatter(std::span<const View> parts, View out, Wire wire = Wire::kAsIs) = 0;
   virtual CommTicket start_all_reduce(View inout) = 0;  // sum; small tensors and counts
   // For each piece: the sum of all ranks' data, in the owner's memory; the others' stays as it is.
@@ -90,6 +113,7 @@ class Communicator {
   // Ends every operation of every group made from the same world, in all ranks, now.
   virtual void abort(const std::string& why) = 0;
   virtual void wait(int64_t ticket) = 0;  // CommTicket's
+  virtual void drop(int64_t ticket) noexcept = 0;
 
   void all_to_all(std::span<const View> to, std::span<const View> from) { start_all_to_all(to, from).wait(); }
   void all_gather(View mine, std::span<const View> parts) { start_all_gather(mine, parts).wait(); }
@@ -121,6 +145,10 @@ inline void CommTicket::wait() {
   Communicator* const of = of_;
   of_ = nullptr;
   of->wait(number_);
+}
+inline void CommTicket::drop() noexcept {
+  if (of_) of_->drop(number_);
+  of_ = nullptr;
 }
 
 }  // namespace concerto

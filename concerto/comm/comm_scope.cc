@@ -1,0 +1,29 @@
+#include <utility>
+
+#include "concerto/comm/communicator.h"
+
+namespace concerto {
+
+static thread_local CommAction doing;
+
+std::string CommAction::text() const {
+  if (!action) return {};
+  std::string text = action;
+  if (layer >= 0) text += fmt::format(" of layer {}", layer);
+  if (micro_batch >= 0) text += fmt::format(", micro-batch {}", micro_batch);
+  if (inside) text += fmt::format(", in {}", inside);
+  return text;
+}
+
+CommScope::CommScope(const char* action, int64_t micro_batch, int layer) : around_(doing) {
+  doing.inside = around_.action;
+  doing.action = action;
+  if (micro_batch >= 0) doing.micro_batch = micro_batch;
+  if (layer >= 0) doing.layer = layer;
+}
+
+CommScope::~CommScope() { doing = around_; }
+
+const CommAction& CommScope::current() { return doing; }
+
+}  // namespace concerto
