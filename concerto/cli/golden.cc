@@ -89,7 +89,7 @@ void compare_router(GoldenCase& golden, const Recorder& got, const std::string& 
 }
 
 double total_loss(const ModelConfig& c, const StepOutput& out) {
-  double total = out.loss() + (c.output_router_logits ? c.router_aux_loss_coef * out.aux_loss : 0.0);
+  double total = out.loss() + (c.output_router_logits ? c.router_aux_loss_coef * out.aux_loss() : 0.0);
   const int depth = static_cast<int>(c.num_nextn_predict_layers);
   for (int m = 0; m < depth; ++m) total += c.mtp_loss_scaling_factor / depth * out.loss(m + 1);
   return total;
@@ -122,8 +122,9 @@ void forward_backward(GoldenCase& golden, const GoldenOptions& options, const Mo
   Recorder got;
   t.executor.set_observer(&got);
   StepOutput out;
-  t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())),
-                 batch.micro_batches, out);
+  t.executor.run(
+      build_pipeline({.name = options.schedule, .micro_batches = static_cast<int64_t>(batch.micro_batches.size())}),
+      batch.micro_batches, out);
   passes.next();
   for (const auto& [name, values] : got.values)
     if (!name.starts_with("router.") && golden.has(name)) golden.compare(name, values, batch.rows);
@@ -132,7 +133,7 @@ void forward_backward(GoldenCase& golden, const GoldenOptions& options, const Mo
       compare_router(golden, got, fmt::format("router.{}.", layer), *t.store, layer, batch.rows);
 
   compare_if(golden, "loss", out.loss());
-  compare_if(golden, "aux_loss", out.aux_loss);
+  compare_if(golden, "aux_loss", out.aux_loss());
   compare_if(golden, "total_loss", total_loss(config, out));
   for (int m = 0; m < config.num_nextn_predict_layers; ++m)
     compare_if(golden, fmt::format("mtp_loss.{}", m), out.loss(m + 1));
@@ -157,13 +158,14 @@ void training_steps(GoldenCase& golden, const GoldenOptions& options, const Mode
   for (int64_t step = 0; step < golden.train_steps(); ++step) {
     const GoldenBatch batch = golden.batch("train.", step, options.micro_batches, config);
     t.store->clear_gradients(pool);
-    t.executor.run(build_schedule(options.schedule, static_cast<int64_t>(batch.micro_batches.size())),
-                   batch.micro_batches, out);
+    t.executor.run(
+        build_pipeline({.name = options.schedule, .micro_batches = static_cast<int64_t>(batch.micro_batches.size())}),
+        batch.micro_batches, out);
     const double norm = optimizer.gradient_norm(t.executor.ops());
     optimizer.step(t.executor.ops(), step + 1, learning_rate(settings, golden.train_steps(), step + 1), norm);
     loss.push_back(total_loss(config, out));
     ce.push_back(out.loss());
-    aux.push_back(out.aux_loss);
+    aux.push_back(out.aux_loss());
     norms.push_back(norm);
     passes.next();
   }

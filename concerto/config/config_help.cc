@@ -6,6 +6,7 @@
 #include "concerto/config/model_fields.h"
 #include "concerto/config/run_config.h"
 #include "concerto/config/run_fields.h"
+#include "concerto/config/tp_plan.h"
 
 namespace concerto {
 namespace {
@@ -191,6 +192,11 @@ std::string config_markdown() {
       "is refused.\n\n| key | accepted | else |\n|---|---|---|\n";
   for (const LimitedKey& key : limited_model_keys())
     text += fmt::format("| `{}` | {} | {} |\n", key.name, cell(key.accepted), cell(key.reason));
+  text +=
+      "\n`base_model_tp_plan` is read and decides nothing: tensor parallel ranks cut fixed modules in fixed ways. A "
+      "plan "
+      "that names these splits, or copies of whole modules, passes with a note; another is refused. Its words: " +
+      join(tp_plan_words(), "`", "`") + ".\n";
   text +=
       "\nRead and ignored, because they do not change what the model computes: " +
       join(ignored_model_keys(), "`", "`") +

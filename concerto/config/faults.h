@@ -21,6 +21,8 @@ struct Fault {
 class Faults {
  public:
   void add(Fault fault);
+  void note(std::string text) { notes_.push_back(std::move(text)); }  // nothing is wrong, but the user should know
+  const std::vector<std::string>& notes() const { return notes_; }
   bool empty() const { return list_.empty(); }
   bool has_key(const std::string& key) const { return keys_.contains(key); }  // this key already has a fault
   const std::vector<Fault>& list() const { return list_; }
@@ -30,6 +32,7 @@ class Faults {
  private:
   std::vector<Fault> list_;
   std::set<std::string> keys_;
+  std::vector<std::string> notes_;
 };
 
 // The name of `names` nearest to `word` by edit distance, if it is near enough to be a slip of the pen; else "".

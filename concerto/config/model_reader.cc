@@ -9,6 +9,7 @@
 #include "concerto/base/files.h"
 #include "concerto/config/model_fields.h"
 #include "concerto/config/run_fields.h"
+#include "concerto/config/tp_plan.h"
 
 namespace concerto {
 namespace {
@@ -128,6 +129,7 @@ class Resolver {
   void apply(size_t i) {
     const ModelSetting& s = settings_[i];
     if (s.name == "rope_parameters" || s.name == "rope_scaling") return apply_rope(i);
+    if (s.name == "base_model_tp_plan") return apply_tp_plan(s);
     if (const Field<ModelConfig>* field = find_field(s.name)) return apply_field(i, *field, s.value);
     for (const LimitedKey& limited : limited_model_keys()) {
       if (limited.name != s.name) continue;
@@ -195,6 +197,12 @@ class Resolver {
     Problem ignored;
     return assign(field, field.slot(other), value, ignored) &&
            print_json(read(field.slot(other))) == print_json(read(field.slot(config_)));
+  }
+
+  void apply_tp_plan(const ModelSetting& s) {
+    const TpPlanReading reading = read_tp_plan(s.value);
+    for (const Problem& problem : reading.problems) fault(s, problem.what, problem.fix);
+    if (!reading.note.empty()) faults_.note(fmt::format("{}: {}: {}", s.file, s.key, reading.note));
   }
 
   // {rope_type | type: default, rope_theta: number}, or null.

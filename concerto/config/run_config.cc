@@ -76,6 +76,7 @@ class Loader {
     load_model();
     check_rules();
     faults_.throw_if_any(ErrorCode::kConfig);
+    config_.notes = faults_.notes();
     return config_;
   }
 
@@ -170,13 +171,16 @@ class Loader {
     fault(s, "unknown setting", near.empty() ? "" : fmt::format("Did you mean {}?", near));
   }
 
+  // Rules with one of these keys do not ask about a model that is not as it was meant.
+  void distrust_model() { bad_.insert({"model", "model.max_position_embeddings"}); }
+
   void load_model() {
     const std::string& path = config_.model.path;
     if (path.empty() && model_settings_.empty()) {
       if (!bad_.contains("model.path"))
         faults_.add({file_, 0, "model.path", "no model is given",
                      "Give a Hugging Face folder, or the fields of its config.json in this section"});
-      bad_.insert("model.max_position_embeddings");
+      distrust_model();
       return;
     }
     std::vector<ModelSetting> all;
@@ -191,7 +195,7 @@ class Loader {
           faults_.add(f);
       }
       if (!unread.empty()) {
-        bad_.insert("model.max_position_embeddings");
+        distrust_model();
         return;
       }
     }
@@ -201,7 +205,7 @@ class Loader {
     std::map<std::string, size_t> places;
     const size_t before = faults_.list().size();
     config_.model.config = resolve_model(all, from, prefix, faults_, &places);
-    if (faults_.list().size() > before) bad_.insert("model.max_position_embeddings");
+    if (faults_.list().size() > before) distrust_model();
     for (const auto& [name, i] : places) {
       // Only to name a place: rules between run and model mostly have a run setting to name.
       places_["model." + name] = {"", all[i].key, {}, "", all[i].file, all[i].line};

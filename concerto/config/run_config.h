@@ -92,10 +92,13 @@ struct OptimizerSection {
 };
 
 enum class Recompute { kNone, kSelective, kFull };
-struct ParallelSection {  // more than one rank: refused with a named error until it is built
+struct ParallelSection {  // data parallel ranks follow from the number of ranks (topology/layout.h)
   int64_t tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1, cp = 1;
-  int64_t zero = 1;
-  std::string schedule = "1f1b";  // 1f1b | zero_bubble (B and W apart)
+  std::vector<int64_t> stage_layers;  // of each virtual stage, in the order of the model; empty: balanced
+  int64_t zero = 1;                   // 0 | 1 | 2
+  std::string grad_wire = "f32";      // f32 | bf16
+  int64_t dispatch_buffer_mib = 0;    // 0: room for the worst case, one round
+  std::string schedule = "1f1b";      // 1f1b | interleaved | zero_bubble | zero_bubble_v
   Recompute recompute = Recompute::kNone;
 };
 
@@ -127,7 +130,8 @@ struct RunConfig {
   ParallelSection parallel;
   CheckpointSection checkpoint;
   MonitorSection monitor;
-  std::string backend = "cpu";  // cpu | ref | cuda
+  std::string backend = "cpu";     // cpu | ref | cuda
+  std::vector<std::string> notes;  // no settings: what the user should know about the files that were read
 };
 
 using Overrides = std::vector<std::pair<std::string, std::string>>;  // {"training.steps", "10"}
@@ -141,6 +145,10 @@ RunConfig load_run_config(const std::string& path, const Overrides& overrides);
 RunConfig parse_run_config(const std::string& text, const std::string& file_name, const Overrides& overrides);
 // What only training needs (data.train, run.dir): all that is missing in one Error(kConfig).
 void check_trainable(const RunConfig& config);
+// Of a pipeline rank, and of the whole pipeline.
+int64_t stages_of_a_rank(const ParallelSection& parallel);
+int64_t virtual_stages(const ParallelSection& parallel);
+int64_t micro_batches(const TrainingSection& training);  // of a step
 // Tokens of one micro-batch, times the experts of a token, are numbered with 32 bits.
 int64_t most_micro_batch_tokens(const ModelConfig& model);
 // run.cores as numbers; empty: none given. Error(kConfig) if it is no list.

@@ -35,7 +35,8 @@ model: {path: tests/golden/moe-tiny, init: pretrained}
 data: {train: [{path: data/en, weight: 0.7}, {path: data/zh, weight: 0.3}, data/fr], valid: data/valid, tokenizer: data/tokenizer.model}
 training: {steps: 2000, global_batch_size: 64, micro_batch_size: 8, seq_length: 128, dtype: bf16, routing_unit: micro_batch}
 optimizer: {name: lamb, lr: 3.0e-4, schedule: wsd, wsd_decay: 1-sqrt, warmup_steps: 100, weight_decay: 0.1, clip_norm: 1}
-parallel: {tp: 1, pp: 1, vpp: 1, ep: 1, etp: 1, cp: 1, zero: 1, schedule: 1f1b, recompute: full}
+parallel: {tp: 2, pp: 2, vpp: 3, ep: 4, etp: 2, cp: 1, stage_layers: [1, 0, 1, 1, 0, 0], zero: 0, grad_wire: bf16,
+           dispatch_buffer_mib: 64, schedule: interleaved, recompute: full}
 checkpoint: {every_steps: 500, every_minutes: 0, keep: 3, keep_best: false}
 monitor: {tensorboard: true, trace_steps: [10, 12]}
 backend: ref
@@ -55,6 +56,16 @@ backend: ref
   EXPECT_EQ(c.optimizer.lr, 3e-4);
   EXPECT_EQ(c.optimizer.schedule, LrSchedule::kWsd);
   EXPECT_EQ(c.optimizer.wsd_decay, WsdDecay::kOneMinusSqrt);
+  EXPECT_EQ(c.parallel.tp, 2);
+  EXPECT_EQ(c.parallel.pp, 2);
+  EXPECT_EQ(c.parallel.vpp, 3);
+  EXPECT_EQ(c.parallel.ep, 4);
+  EXPECT_EQ(c.parallel.etp, 2);
+  EXPECT_EQ(c.parallel.stage_layers, (std::vector<int64_t>{1, 0, 1, 1, 0, 0}));
+  EXPECT_EQ(c.parallel.zero, 0);
+  EXPECT_EQ(c.parallel.grad_wire, "bf16");
+  EXPECT_EQ(c.parallel.dispatch_buffer_mib, 64);
+  EXPECT_EQ(c.parallel.schedule, "interleaved");
   EXPECT_EQ(c.parallel.recompute, Recompute::kFull);
   EXPECT_FALSE(c.checkpoint.keep_best);
   EXPECT_EQ(c.monitor.trace_steps, (std::vector<int64_t>{10, 12}));
@@ -164,9 +175,6 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
                   "first choices are those of the first group only"));
   EXPECT_TRUE(has(capacity("training: {allow_drops: false}\n"), "2.0, is less than moe_num_experts = 8. Set"));
   EXPECT_TRUE(has(one_fault("training: {token_balance_seqlen: 3}\n"), "3, but loss_average does not read it"));
-  for (const char* name : {"tp", "pp", "vpp", "ep", "etp", "cp"})
-    EXPECT_TRUE(has(one_fault(fmt::format("parallel: {{{}: 2}}\n", name)), "many ranks are not built yet")) << name;
-  EXPECT_TRUE(has(one_fault("parallel: {zero: 2}\n"), "many ranks are not built yet"));
   EXPECT_TRUE(has(one_fault("monitor: {trace_steps: [1, 2, 3]}\n"), "3 numbers, wanted two"));
   EXPECT_TRUE(has(one_fault("monitor: {trace_steps: [3, 2]}\n"), "3 is after 2"));
   for (const char* name : {"cuda", "gpu", "GPU", "cuda:0", "nvidia"}) {
@@ -183,6 +191,58 @@ TEST(ParseRunConfig, RulesBetweenSettings) {
                   "holds no .safetensors file"));
   // A rule does not speak of a value that is wrong by itself.
   EXPECT_EQ(one_fault("optimizer: {min_lr: 1, lr: x}\n"), "run.yaml:2: optimizer.lr: expected a number, got x");
+}
+
+// Layouts that no number of ranks makes work. The model: 12 layers of which 11 are MoE, 6 / 2 heads.
+TEST(ParseRunConfig, RulesOfThePlan) {
+  const std::string model = R"(
+model: {num_hidden_layers: 12, hidden_size: 96, num_attention_heads: 6, num_key_value_heads: 2, moe_num_experts: 10,
+        moe_k: 2, moe_intermediate_size: 8, moe_num_shared_experts: 1, vocab_size: 50, intermediate_size: 7}
+)";
+  struct Case {
+    const char* plan;
+    std::vector<const char*> said;  // one a fault
+  };
+  const Case bad[] = {
+      {"cp: 2", {"parallel.cp: 2 context parallel ranks: context parallelism is not built yet. Set it to 1"}},
+      {"tp: 4", {"parallel.tp: 4 tensor parallel ranks do not divide the model's 6 heads; 3 or 6 would"}},
+      {"tp: 9",
+       {"9 tensor parallel ranks do not divide the model's 6 heads; 6 would",
+        "9 tensor parallel ranks can neither split nor share the model's 2 key/value heads",
+        "9 tensor parallel ranks, but the model's intermediate_size is 7"}},
+      {"tp: 3", {"3 tensor parallel ranks can neither split nor share the model's 2 key/value heads"}},
+      {"ep: 11", {"parallel.ep: 11 expert parallel ranks, but the model has 10 experts a layer"}},
+      {"etp: 9", {"parallel.etp: 9 tensor parallel ranks inside an expert, but the model's experts are 8 wide"}},
+      {"zero: 3", {"parallel.zero: 3 is out of range"}},
+      {"zero: 2, pp: 3", {"parallel.zero: stage 2 with 3 pipeline stages"}},
+      {"vpp: 2", {"parallel.vpp: 2 virtual stages a rank do not go with schedule 1f1b on 1 pipeline ranks"}},
+      {"vpp: 2, pp: 2, schedule: zero_bubble", {"do not go with schedule zero_bubble"}},
+      {"vpp: 3, pp: 2, schedule: zero_bubble_v", {"do not go with schedule zero_bubble_v"}},
+      {"pp: 2, schedule: interleaved", {"1 virtual stages a rank do not go with schedule interleaved on 2"}},
+      {"pp: 2, schedule: zigzag", {"parallel.schedule: zigzag is not one of"}},
+      {"pp: 2, stage_layers: [12]", {"parallel.stage_layers: 1 numbers of layers for 2 virtual stages (2 ranks x 1)"}},
+      {"pp: 2, schedule: zero_bubble_v, stage_layers: [6, 6]",
+       {"2 numbers of layers for 4 virtual stages (2 ranks x 2)"}},
+      {"pp: 2, stage_layers: [6, 7]", {"stages of 13 layers together, but the model has 12"}},
+      {"grad_wire: fp8", {"parallel.grad_wire: fp8 is not one of f32, bf16"}},
+      {"dispatch_buffer_mib: -1", {"parallel.dispatch_buffer_mib: -1 is out of range"}},
+  };
+  for (const Case& c : bad) {
+    const std::string text = fault_of(fmt::format("{}parallel: {{{}}}\n", model, c.plan));
+    EXPECT_EQ(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1, c.said.size()) << text;
+    for (const char* said : c.said) EXPECT_TRUE(has(text, said)) << said << "\n" << text;
+  }
+  for (const char* good :
+       {"tp: 6, ep: 10, etp: 8", "tp: 2, pp: 5", "pp: 40", "zero: 2, tp: 2", "zero: 0, pp: 2",
+        "pp: 2, vpp: 3, schedule: interleaved", "vpp: 3, schedule: interleaved",
+        "pp: 2, vpp: 2, schedule: zero_bubble_v", "pp: 2, schedule: zero_bubble_v, stage_layers: [0, 6, 6, 0]",
+        "grad_wire: bf16, dispatch_buffer_mib: 64"})
+    EXPECT_NO_THROW(parse(fmt::format("{}parallel: {{{}}}\n", model, good))) << good;
+  const std::string dense = "model: {model_type: ernie4_5, hidden_size: 64}\n";
+  EXPECT_TRUE(has(fault_of(dense + "parallel: {ep: 2}\n"), "2 expert parallel ranks, but the model has 0 experts"));
+  EXPECT_TRUE(has(fault_of(dense + "parallel: {etp: 2}\n"), "the model's experts are 0 wide"));
+  // The rules do not speak of a model that is not there.
+  EXPECT_FALSE(has(fault_of("parallel: {tp: 64}\n"), "parallel.tp"));
 }
 
 TEST(ParseRunConfig, AllAtOnce) {
@@ -396,6 +456,9 @@ TEST(RunConfigHash, CountsWhatDecidesTheNumbers) {
   b.run.cores = "0-2";
   b.backend = "ref";
   b.data.prefetch = 7;
+  b.parallel = {.tp = 2, .pp = 3, .vpp = 4, .ep = 5, .etp = 6, .stage_layers = {1, 2}, .zero = 2, .grad_wire = "bf16"};
+  b.parallel.dispatch_buffer_mib = 7;
+  b.parallel.schedule = "zero_bubble_v";
   b.parallel.recompute = Recompute::kFull;
   b.monitor.log_every_steps = 9;
   b.checkpoint.keep = 9;

@@ -5,6 +5,7 @@ namespace {
 
 constexpr double kMany = 1e15;  // more than any run counts to, and exact in a double
 constexpr double kMaxBatch = 1e9;
+constexpr double kMaxRanks = 1 << 20;
 
 template <class E>
 int number(E value) {
@@ -325,38 +326,56 @@ void optimizer(std::vector<F>& f) {
 void parallel(std::vector<F>& f) {
   f.push_back(F(
                   "parallel", "tp", [](RunConfig& c) -> Slot { return &c.parallel.tp; }, "tensor parallel ranks")
-                  .range(1, 1e6)
+                  .range(1, kMaxRanks)
                   .also({"tensor_model_parallel_size", "tensor_parallel_degree"}));
   f.push_back(F(
-                  "parallel", "pp", [](RunConfig& c) -> Slot { return &c.parallel.pp; }, "pipeline stages")
-                  .range(1, 1e6)
+                  "parallel", "pp", [](RunConfig& c) -> Slot { return &c.parallel.pp; }, "pipeline parallel ranks")
+                  .range(1, kMaxRanks)
                   .also({"pipeline_model_parallel_size", "pipeline_parallel_degree"}));
-  f.push_back(
-      F(
-          "parallel", "vpp", [](RunConfig& c) -> Slot { return &c.parallel.vpp; }, "virtual stages of a pipeline rank")
-          .range(1, 1e6)
-          .also({"virtual_pipeline_model_parallel_size", "virtual_pp_degree"}));
   f.push_back(F(
-                  "parallel", "ep", [](RunConfig& c) -> Slot { return &c.parallel.ep; }, "expert parallel ranks")
-                  .range(1, 1e6)
+                  "parallel", "vpp", [](RunConfig& c) -> Slot { return &c.parallel.vpp; },
+                  "virtual stages of a pipeline rank, for schedule interleaved")
+                  .range(1, kMaxRanks)
+                  .also({"virtual_pipeline_model_parallel_size", "virtual_pp_degree"}));
+  f.push_back(F(
+                  "parallel", "ep", [](RunConfig& c) -> Slot { return &c.parallel.ep; },
+                  "expert parallel ranks: the experts are spread over them, inside tp x dp")
+                  .range(1, kMaxRanks)
                   .also({"expert_model_parallel_size", "expert_parallel_degree"}));
   f.push_back(F(
                   "parallel", "etp", [](RunConfig& c) -> Slot { return &c.parallel.etp; },
                   "tensor parallel ranks inside an expert")
-                  .range(1, 1e6)
+                  .range(1, kMaxRanks)
                   .also({"expert_tensor_parallel_size", "expert_tensor_model_parallel_size"}));
   f.push_back(F(
                   "parallel", "cp", [](RunConfig& c) -> Slot { return &c.parallel.cp; }, "context parallel ranks")
-                  .range(1, 1e6)
+                  .range(1, kMaxRanks)
                   .also({"context_parallel_size"}));
   f.push_back(F(
-                  "parallel", "zero", [](RunConfig& c) -> Slot { return &c.parallel.zero; },
-                  "ZeRO stage: what data ranks split among them (one rank has nothing to split)")
-                  .range(0, 3));
+                  "parallel", "stage_layers", [](RunConfig& c) -> Slot { return &c.parallel.stage_layers; },
+                  "decoder layers of each virtual pipeline stage, in the order of the model")
+                  .range(0, 1 << 16)
+                  .when_unset("balanced by cost"));
   f.push_back(F(
-                  "parallel", "schedule", [](RunConfig& c) -> Slot { return &c.parallel.schedule; },
-                  "order of the passes: 1f1b, or zero_bubble with the gradients of weights apart; same numbers")
-                  .one_of({"1f1b", "zero_bubble"}));
+                  "parallel", "zero", [](RunConfig& c) -> Slot { return &c.parallel.zero; },
+                  "ZeRO stage, what data ranks split among them: 0 nothing, 1 optimizer state, 2 gradients too")
+                  .range(0, 2));
+  f.push_back(F(
+                  "parallel", "grad_wire", [](RunConfig& c) -> Slot { return &c.parallel.grad_wire; },
+                  "type that gradients are sent in between data ranks; they are summed in f32 all the same")
+                  .one_of({"f32", "bf16"}));
+  f.push_back(F(
+                  "parallel", "dispatch_buffer_mib",
+                  [](RunConfig& c) -> Slot { return &c.parallel.dispatch_buffer_mib; },
+                  "bound in MiB of the rows that a rank receives for its experts at once: what may be more travels in "
+                  "further rounds; 0: room for all tokens of the group, one round")
+                  .range(0, 1 << 20));
+  f.push_back(
+      F(
+          "parallel", "schedule", [](RunConfig& c) -> Slot { return &c.parallel.schedule; },
+          "order of the passes: 1f1b, interleaved (vpp stages a rank), zero_bubble with the gradients of weights "
+          "apart, zero_bubble_v with two stages a rank in a V; same numbers")
+          .one_of({"1f1b", "interleaved", "zero_bubble", "zero_bubble_v"}));
   f.push_back(F(
                   "parallel", "recompute",
                   [](RunConfig& c) -> Slot { return enum_slot(c.parallel.recompute, kRecomputeNames); },

@@ -15,6 +15,7 @@ struct SectionInfo {
 const std::vector<SectionInfo>& run_sections();        // in the order of the file
 const std::vector<Field<RunConfig>>& run_fields();     // section by section; `backend` is a setting of the top level
 const std::vector<Rule<RunConfig>>& run_rules();       // of every run
+const std::vector<Rule<RunConfig>>& parallel_rules();  // those of them about the plan
 const std::vector<Rule<RunConfig>>& training_rules();  // of `train` only
 
 // The backend that a word means: GPUs by any name ("gpu", "cuda:0") are "cuda", which says that it is planned, where

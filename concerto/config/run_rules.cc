@@ -11,19 +11,6 @@ namespace {
 
 using R = Rule<RunConfig>;
 
-template <int64_t ParallelSection::*Member>
-R one_rank(const char* name, const char* what) {
-  static const char* said = what;
-  return {{std::string("parallel.") + name},
-          fmt::format("parallel.{} is 1: many ranks are not built yet", name),
-          [](const RunConfig& c) { return c.parallel.*Member == 1; },
-          [](const RunConfig& c) {
-            return fmt::format("{} {}: this version runs on one rank, many ranks are not built yet", c.parallel.*Member,
-                               said);
-          },
-          "Set it to 1"};
-}
-
 bool has_weights(const std::string& folder) {
   std::error_code ignored;
   for (std::filesystem::directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored))
@@ -77,11 +64,11 @@ std::string cores_problem(const RunSection& run) {
   return run.cores.empty() ? std::string() : parse_cores(run.cores, cores);
 }
 
+}  // namespace
+
 int64_t micro_batches(const TrainingSection& t) {
   return (t.global_batch_size + t.micro_batch_size - 1) / t.micro_batch_size;
 }
-
-}  // namespace
 
 int64_t most_micro_batch_tokens(const ModelConfig& model) {
   return std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, model.num_moe_layers() > 0 ? model.moe_k : 1);
@@ -114,8 +101,9 @@ BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options
   return model.moe_aux_loss_per_layer ? BalanceLoss::kPerLayer : BalanceLoss::kNone;
 }
 
-const std::vector<Rule<RunConfig>>& run_rules() {
-  static const std::vector<R> rules = {
+namespace {
+std::vector<R> general_rules() {
+  return {
       {{"run.cores"},
        "`run.cores` is a list of core numbers and ranges, none named twice",
        [](const RunConfig& c) { return cores_problem(c.run).empty(); },
@@ -238,19 +226,6 @@ const std::vector<Rule<RunConfig>>& run_rules() {
          return fmt::format("{} is more than lr = {}", print_double(c.optimizer.min_lr), print_double(c.optimizer.lr));
        },
        "min_lr is where the decay ends: lower it"},
-      one_rank<&ParallelSection::tp>("tp", "tensor parallel ranks"),
-      one_rank<&ParallelSection::pp>("pp", "pipeline stages"),
-      one_rank<&ParallelSection::vpp>("vpp", "virtual stages"),
-      one_rank<&ParallelSection::ep>("ep", "expert parallel ranks"),
-      one_rank<&ParallelSection::etp>("etp", "ranks inside an expert"),
-      one_rank<&ParallelSection::cp>("cp", "context parallel ranks"),
-      {{"parallel.zero"},
-       "parallel.zero <= 1: ZeRO stages 2 and 3 come with many ranks",
-       [](const RunConfig& c) { return c.parallel.zero <= 1; },
-       [](const RunConfig& c) {
-         return fmt::format("stage {}: this version runs on one rank, many ranks are not built yet", c.parallel.zero);
-       },
-       "Set it to 0 or 1"},
       {{"monitor.trace_steps"},
        "trace_steps is empty, or two numbers [first, last] with first <= last",
        [](const RunConfig& c) {
@@ -269,6 +244,15 @@ const std::vector<Rule<RunConfig>>& run_rules() {
        [](const RunConfig&) { return std::string("cuda is planned, not built yet"); },
        "Use cpu or ref"},
   };
+}
+}  // namespace
+
+const std::vector<Rule<RunConfig>>& run_rules() {
+  static const std::vector<R> rules = [] {
+    std::vector<R> all = general_rules();
+    all.insert(all.end(), parallel_rules().begin(), parallel_rules().end());
+    return all;
+  }();
   return rules;
 }
 
@@ -306,9 +290,18 @@ const std::vector<ForeignName>& foreign_names() {
       {"train_dataset_path", "Pack the files with `concerto data pack` and list the prefixes in data.train"},
       {"eval_dataset_path", "Pack the files with `concerto data pack` and list the prefixes in data.valid"},
       {"split", "Pack the held-out text apart and list it in data.valid"},
-      {"sharding", "Set parallel.zero to 0 or 1"},
-      {"sharding_parallel_size", "Data ranks follow from the number of ranks; many ranks are not built yet"},
-      {"sharding_parallel_degree", "Data ranks follow from the number of ranks; many ranks are not built yet"},
+      {"sharding", "Set parallel.zero to 0, 1 or 2"},
+      {"use_distributed_optimizer", "Set parallel.zero to 1"},
+      {"sharding_parallel_size", "Data ranks follow from the number of ranks: ranks / (tp x pp)"},
+      {"sharding_parallel_degree", "Data ranks follow from the number of ranks: ranks / (tp x pp)"},
+      {"data_parallel_size", "Data ranks follow from the number of ranks: ranks / (tp x pp)"},
+      {"data_parallel_degree", "Data ranks follow from the number of ranks: ranks / (tp x pp)"},
+      {"grad_reduce_in_bf16", "Set parallel.grad_wire to bf16"},
+      {"accumulate_allreduce_grads_in_fp32", "Set parallel.grad_wire to f32"},
+      {"pipeline_model_parallel_layout", "List the layers of each virtual stage in parallel.stage_layers"},
+      {"decoder_first_pipeline_num_layers", "List the layers of each virtual stage in parallel.stage_layers"},
+      {"decoder_last_pipeline_num_layers", "List the layers of each virtual stage in parallel.stage_layers"},
+      {"num_layers_per_virtual_pipeline_stage", "Set parallel.vpp to the virtual stages of a rank"},
       {"resume_from_checkpoint", "Set run.resume to auto, never or the path of a checkpoint"},
       {"max_evaluate_steps", "Set training.eval_batches, in micro-batches"},
       {"eval_iters", "Set training.eval_batches, in micro-batches"},

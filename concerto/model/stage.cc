@@ -11,15 +11,26 @@ namespace concerto {
 
 Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
              RoutingUnit routing_unit)
-    : config_(config), routing_unit_(routing_unit) {
+    : Stage(config, store, recompute, max_positions, routing_unit, StageLayout::whole(config)) {}
+
+Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
+             RoutingUnit routing_unit, const StageLayout& layout)
+    : config_(config), routing_unit_(routing_unit), layout_(layout) {
   const int64_t positions = max_positions + config.num_nextn_predict_layers + 1;
   rope_ = Buffer(positions * config.head_dim * dtype_bytes(store.stat()));
   cos_sin_ = View(rope_.data(), {positions, config.head_dim}, store.stat());
   rope_fill_table(cos_sin_, config.rope_theta);
-  unit("embedding", false).segments.push_back(std::make_unique<EmbeddingSegment>(store, config_));
-  for (int i = 0; i < config.num_hidden_layers; ++i) add_layer(store, i, recompute);
+  if (span().embedding) unit("embedding", false).segments.push_back(std::make_unique<EmbeddingSegment>(store, config_));
+  for (int64_t i = span().first_layer; i < span().last_layer; ++i) add_layer(store, static_cast<int>(i), recompute);
+  if (!span().head) return;
   unit("head", false).segments.push_back(std::make_unique<HeadSegment>(store, config_, -1));
   for (int m = 0; m < config.num_nextn_predict_layers; ++m) add_mtp(store, m, recompute);
+}
+
+int64_t Stage::first_moe_layer() const {
+  int64_t before = 0;
+  for (int64_t i = 0; i < span().first_layer; ++i) before += config_.is_moe_layer(i);
+  return before;
 }
 
 Unit& Stage::unit(std::string name, bool recompute) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "concerto/arch/shard.h"
 #include "concerto/config/run_config.h"
 #include "concerto/layers/router_segments.h"
 
@@ -32,12 +33,20 @@ struct UnitArenas {
   Arena* backward = nullptr;
 };
 
+// Which part of the model a stage is.
+struct StageLayout {
+  StageSpan span;
+  static StageLayout whole(const ModelConfig& config) { return {{0, config.num_hidden_layers, true, true}}; }
+};
+
 class Stage {
  public:
   // `max_positions`: rows of the rope table (longest document of the run, plus MTP depths). With routing_unit global
   // every MoE layer's router ends a unit of its own, so that all micro-batches of a step can meet behind it.
   Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
         RoutingUnit routing_unit = RoutingUnit::kMicroBatch);
+  Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
+        RoutingUnit routing_unit, const StageLayout& layout);
 
   const ModelConfig& config() const { return config_; }
   const std::vector<Unit>& units() const { return units_; }
@@ -45,6 +54,8 @@ class Stage {
   // Units whose gradients (or, in evaluation, outputs) are read at the same time: a residual stream may pass one by.
   int unit_reach() const { return routing_unit_ == RoutingUnit::kGlobal ? 3 : 2; }
   const std::vector<int>& moe_layers() const { return moe_layers_; }  // layer number of each row of RouterStats
+  int64_t first_moe_layer() const;                                    // MoE layers of the model before this stage
+  const StageSpan& span() const { return layout_.span; }
   int64_t rope_bytes() const { return rope_.bytes(); }
 
  private:
@@ -54,6 +65,7 @@ class Stage {
 
   ModelConfig config_;
   RoutingUnit routing_unit_;
+  StageLayout layout_;
   Buffer rope_;
   View cos_sin_;  // [positions, head_dim]
   std::vector<Unit> units_;

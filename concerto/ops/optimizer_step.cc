@@ -50,20 +50,34 @@ void adamw_step(const Context& ctx, const AdamStep& args) {
   run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.adamw, args, "adamw_step");
 }
 
+double lamb_trust_ratio(double w_squares, double u_squares) {
+  return w_squares > 0 && u_squares > 0 ? std::sqrt(w_squares) / std::sqrt(u_squares) : 1.0;
+}
+
+void lamb_norms(const Context& ctx, const LambNorms& args) {
+  CHECK(!args.step.packed, "lamb_step writes no packed copy");
+  check_step(ctx, args.step);
+  check_view(args.norms, {2}, DType::kF64, "step.norms");
+  if (args.step.w.elements() > 0)
+    run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.lamb_norms, args, "lamb_norms");
+  else if (!ctx.dry_run)
+    args.norms.as<double>()[0] = args.norms.as<double>()[1] = 0;
+}
+
+void lamb_apply(const Context& ctx, const LambApply& args) {
+  check_step(ctx, args.step);
+  if (args.step.w.elements() > 0)
+    run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.lamb_apply, args, "lamb_apply");
+}
+
 void lamb_step(const Context& ctx, const AdamStep& args) {
-  CHECK(!args.packed, "lamb_step writes no packed copy");
-  check_step(ctx, args);
-  if (args.w.elements() == 0) return;
   OpScope scope(ctx, OpFamily::kOptimizer);
   ArenaScope arena(*ctx.scratch);
   const View norms = ctx.scratch->take({2}, DType::kF64);
-  run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.lamb_norms, {.step = args, .norms = norms}, "lamb_step");
+  lamb_norms(ctx, {.step = args, .norms = norms});
   LambApply apply{.step = args, .trust_ratio = 1};
-  if (!ctx.dry_run) {
-    const double* n = norms.as<double>();
-    if (n[0] > 0 && n[1] > 0) apply.trust_ratio = std::sqrt(n[0]) / std::sqrt(n[1]);
-  }
-  run_kernel(ctx, OpFamily::kOptimizer, ctx.backend->optimizer.lamb_apply, apply, "lamb_step");
+  if (!ctx.dry_run) apply.trust_ratio = lamb_trust_ratio(norms.as<double>()[0], norms.as<double>()[1]);
+  lamb_apply(ctx, apply);
 }
 
 }  // namespace concerto

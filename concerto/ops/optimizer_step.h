@@ -40,5 +40,8 @@ struct OptimizerKernels {
 
 void adamw_step(const Context& ctx, const AdamStep& args);
 void lamb_step(const Context& ctx, const AdamStep& args);  // both passes
+void lamb_norms(const Context& ctx, const LambNorms& args);
+void lamb_apply(const Context& ctx, const LambApply& args);
+double lamb_trust_ratio(double w_squares, double u_squares);
 
 }  // namespace concerto

@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t kAlignElements = 64;
 
 struct Layout {
-  std::vector<int64_t> offsets, copy_offsets;
-  int64_t elements = 0, copy_elements = 0;
+  std::vector<int64_t> offsets, copy_offsets, moment_offsets;
+  int64_t elements = 0, copy_elements = 0, moment_elements = 0;
 };
 
 bool is_matrix(const TensorSpec& s) { return s.shape.rank() >= 2 && !s.keep_f32; }
@@ -52,7 +52,8 @@ DType moment_dtype(DType compute, DType moments) {
 }
 
 // In an inference store with compute copies, only what has no copy needs a place among the masters.
-Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::vector<uint8_t>& copies) {
+Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::vector<uint8_t>& copies,
+               const std::vector<uint8_t>& updated) {
   Layout l;
   for (size_t i = 0; i < specs.size(); ++i) {
     const TensorSpec& s = specs[i];
@@ -60,13 +61,18 @@ Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::ve
     if (!joined) {
       l.elements = align_up(l.elements, kAlignElements);
       l.copy_elements = align_up(l.copy_elements, kAlignElements);
+      l.moment_elements = align_up(l.moment_elements, kAlignElements);
     }
     const bool copy = copies[i], master = use == StoreUse::kTrain || !copy;
     l.offsets.push_back(master ? l.elements : -1);
+    const bool moments = use == StoreUse::kTrain && (updated.empty() || updated[i]);
     l.copy_offsets.push_back(copy ? l.copy_elements : -1);
+    l.moment_offsets.push_back(moments ? l.moment_elements : -1);
     if (master) l.elements += s.shape.elements();
     if (copy) l.copy_elements += s.shape.elements();
+    if (moments) l.moment_elements += s.shape.elements();
   }
+  l.moment_elements = align_up(l.moment_elements, kAlignElements);
   l.elements = align_up(l.elements, kAlignElements);
   l.copy_elements = align_up(l.copy_elements, kAlignElements);
   return l;
@@ -75,7 +81,7 @@ Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::ve
 }  // namespace
 
 ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for,
-                               DType moments)
+                               DType moments, const std::vector<uint8_t>& updated)
     : specs_(std::move(specs)),
       compute_(compute),
       stat_(stat_dtype(compute)),
@@ -88,9 +94,11 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   if (packs_for && trains() && compute_ == DType::kBF16) find_packed_runs(*packs_for);
   std::vector<uint8_t> copies;
   for (int i = 0; i < size(); ++i) copies.push_back(wants_copy(i));
-  Layout l = lay_out(specs_, use_, copies);
+  Layout l = lay_out(specs_, use_, copies, updated);
   offsets_ = std::move(l.offsets);
   copy_offsets_ = std::move(l.copy_offsets);
+  moment_offsets_ = std::move(l.moment_offsets);
+  moment_elements_ = l.moment_elements;
   elements_ = l.elements;
   copy_elements_ = l.copy_elements;
   for (int i = 0; i < size(); ++i) CHECK(index_.emplace(specs_[i].name, i).second, "{} twice", specs_[i].name);
@@ -102,8 +110,8 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   copies_ = buffer("weights", copy_elements_, compute_);
   if (trains()) {
     gradients_ = buffer("gradients", elements_, stat_);
-    moment1_ = buffer("optimizer moments", elements_, moments_);
-    moment2_ = buffer("optimizer moments", elements_, moments_);
+    moment1_ = buffer("optimizer moments", moment_elements_, moments_);
+    moment2_ = buffer("optimizer moments", moment_elements_, moments_);
   }
 }
 
@@ -132,6 +140,7 @@ void ParameterStore::find_packed_runs(const Backend& backend) {
     std::fill(packed_run_of_.begin() + i, packed_run_of_.begin() + end, static_cast<int>(packed_runs_.size()));
     packed_runs_.push_back({i, end - i, place});
   }
+  stale_runs_.assign(packed_runs_.size(), 1);
   packs_ = Buffer(bytes, {"weights", "Use a smaller model, or a machine with more memory."});
   for (PackedRun& run : packed_runs_) {
     run.place.forward = packs_.data() + reinterpret_cast<int64_t>(run.place.forward);
@@ -140,8 +149,9 @@ void ParameterStore::find_packed_runs(const Backend& backend) {
 }
 
 int64_t ParameterStore::bytes() const {
-  const int64_t element = trains() ? 2 * dtype_bytes(stat_) + 2 * dtype_bytes(moments_) : dtype_bytes(stat_);
-  return element * elements_ + copy_elements_ * dtype_bytes(compute_) + packs_.bytes();
+  const int64_t element = trains() ? 2 * dtype_bytes(stat_) : dtype_bytes(stat_);
+  return element * elements_ + 2 * dtype_bytes(moments_) * moment_elements_ + copy_elements_ * dtype_bytes(compute_) +
+         packs_.bytes();
 }
 
 int ParameterStore::find(const std::string& name) const {
@@ -207,11 +217,25 @@ PackedWeight ParameterStore::packed_from(int i) const {
 }
 
 void ParameterStore::pack_stale(const Context& ctx) const {
-  for (const PackedRun& run : packed_runs_) {
-    const PackedWeight& to = run.place;
-    pack_weight(ctx, {.from = slice(master_, offsets_[run.first], stat_, {to.groups, to.n, to.k}), .to = to});
+  for (size_t r = 0; r < packed_runs_.size(); ++r) {
+    if (!stale_runs_[r]) continue;
+    const PackedWeight& to = packed_runs_[r].place;
+    pack_weight(ctx,
+                {.from = slice(master_, offsets_[packed_runs_[r].first], stat_, {to.groups, to.n, to.k}), .to = to});
+    stale_runs_[r] = 0;
   }
   stale_ = false;
+}
+
+void ParameterStore::packed_copies_changed() {
+  stale_ = true;
+  stale_runs_.assign(packed_runs_.size(), 1);
+}
+
+void ParameterStore::packed_copy_changed(int i) {
+  if (packed_run_of_[i] < 0) return;
+  stale_ = true;
+  stale_runs_[static_cast<size_t>(packed_run_of_[i])] = 1;
 }
 
 View ParameterStore::grad(ParamRef r) const {
@@ -231,12 +255,12 @@ View ParameterStore::copy(int i) const {
   return has_copy(i) ? slice(copies_, copy_offsets_[i], compute_, specs_[i].shape) : View{};
 }
 View ParameterStore::gradient(int i) const { return slice(gradients_, offsets_[i], stat_, specs_[i].shape); }
-View ParameterStore::moment1(int i) const { return slice(moment1_, offsets_[i], moments_, specs_[i].shape); }
-View ParameterStore::moment2(int i) const { return slice(moment2_, offsets_[i], moments_, specs_[i].shape); }
+View ParameterStore::moment1(int i) const { return slice(moment1_, moment_offsets_[i], moments_, specs_[i].shape); }
+View ParameterStore::moment2(int i) const { return slice(moment2_, moment_offsets_[i], moments_, specs_[i].shape); }
 
 void ParameterStore::set(int i, const float* values) {
   const int64_t n = specs_[i].shape.elements();
-  stale_ = true;
+  packed_copy_changed(i);
   if (offsets_[i] >= 0) {
     const View m = master(i);
     if (stat_ == DType::kF64)
@@ -264,13 +288,15 @@ void ParameterStore::get(int i, float* values) const {
 }
 
 void ParameterStore::refresh_copies() {
-  stale_ = true;
-  for (int i = 0; i < size(); ++i) {
-    if (!has_copy(i) || offsets_[i] < 0) continue;
-    const float* m = master(i).as<float>();
-    bf16* c = copy(i).as<bf16>();
-    for (int64_t j = 0; j < specs_[i].shape.elements(); ++j) c[j] = bf16(m[j]);
-  }
+  for (int i = 0; i < size(); ++i) refresh_copy(i);
+}
+
+void ParameterStore::refresh_copy(int i) {
+  packed_copy_changed(i);
+  if (!has_copy(i) || offsets_[i] < 0) return;
+  const float* m = master(i).as<float>();
+  bf16* c = copy(i).as<bf16>();
+  for (int64_t j = 0; j < specs_[i].shape.elements(); ++j) c[j] = bf16(m[j]);
 }
 
 void ParameterStore::zero(ThreadPool& pool, int first, int count) const {
@@ -295,8 +321,21 @@ void ParameterStore::settle_gradients(ThreadPool& pool) const {
   }
 }
 
+namespace {
+
+// Of an element of a slice, the number in the whole tensor.
+int64_t place_in_whole(const TensorSpec& s, int64_t j) {
+  if (s.cut_dim < 0) return j;
+  const int64_t cols = s.shape.rank() == 1 ? 1 : s.shape[1], whole_cols = s.shape.rank() == 1 ? 1 : s.whole()[1];
+  const int64_t row = j / cols + (s.cut_dim == 0 ? s.cut_begin : 0),
+                col = j % cols + (s.cut_dim == 1 ? s.cut_begin : 0);
+  return row * whole_cols + col;
+}
+
+}  // namespace
+
 void ParameterStore::initialize(const ModelConfig& config, Init method, uint64_t seed, ThreadPool& pool) {
-  stale_ = true;
+  packed_copies_changed();
   for (int i = 0; i < size(); ++i) {
     const TensorSpec& s = specs_[i];
     const double std = init_std(config, s, method);
@@ -306,11 +345,12 @@ void ParameterStore::initialize(const ModelConfig& config, Init method, uint64_t
     // Hugging Face zeroes the embedding row of the padding token.
     const int64_t zero_row =
         s.role == TensorRole::kEmbedding && method == Init::kHuggingFace ? config.pad_token_id : -1;
-    const int64_t cols = s.shape[s.shape.rank() - 1];
+    const int64_t cols = s.whole()[s.shape.rank() - 1];
     pool.parallel_for(n, 4096, [&](int64_t b, int64_t e, int) {
       for (int64_t j = b; j < e; ++j) {
-        double x = std == 0 ? constant : std * rng.normal(static_cast<uint64_t>(j));
-        if (zero_row >= 0 && j / cols == zero_row) x = 0;
+        const int64_t of_whole = place_in_whole(s, j);
+        double x = std == 0 ? constant : std * rng.normal(static_cast<uint64_t>(of_whole));
+        if (zero_row >= 0 && of_whole / cols == zero_row) x = 0;
         if (offsets_[i] >= 0) {
           if (stat_ == DType::kF64)
             master(i).as<double>()[j] = static_cast<float>(x);

@@ -41,9 +41,10 @@ struct ProductGradient {
 
 class ParameterStore {
  public:
-  // `packs_for`: whose packing a training store uses, or null. `moments`: bf16, or f32 for the stat type.
+  // `packs_for`: whose packing a training store uses, or null. `moments`: bf16, or f32 for the stat type. `updated`: by
+  // spec, whether this rank updates it and so has its moments; empty: all.
   ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for = nullptr,
-                 DType moments = DType::kF32);
+                 DType moments = DType::kF32, const std::vector<uint8_t>& updated = {});
 
   const std::vector<TensorSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
@@ -68,14 +69,17 @@ class ParameterStore {
   View copy(int i) const;    // compute copy that must follow the master; null if there is none or it is packed
   PackedWeight packed_from(int i) const;  // of the fused run that begins with tensor i; null if none
   View gradient(int i) const;
-  View moment1(int i) const;  // moments' type
+  bool updates(int i) const { return moment_offsets_[i] >= 0; }
+  View moment1(int i) const;  // moments' type; Bug unless updates(i)
   View moment2(int i) const;
 
   // Sets tensor i from f32 values (rounds to the compute type as well).
   void set(int i, const float* values);
-  void get(int i, float* values) const;            // as f32, from the master if there is one
-  void refresh_copies();                           // compute copies from masters, packed ones when they are next read
-  void packed_copies_changed() { stale_ = true; }  // the masters have changed, their packed copies have not
+  void get(int i, float* values) const;  // as f32, from the master if there is one
+  void refresh_copies();                 // compute copies from masters, packed ones when they are next read
+  void packed_copies_changed();          // the masters have changed, their packed copies have not
+  void packed_copy_changed(int i);       // likewise, of the run that tensor i is in; none: nothing happens
+  void refresh_copy(int i);              // of one tensor
   void clear_gradients(ThreadPool& pool);
   void settle_gradients(ThreadPool& pool) const;
   // Normal draws by (seed, name, element): independent of layout and of other tensors. Norms become one, biases zero.
@@ -101,15 +105,17 @@ class ParameterStore {
   std::vector<TensorSpec> specs_;
   DType compute_, stat_, moments_;
   StoreUse use_;
-  std::vector<int64_t> offsets_;       // elements, in masters, gradients, moments
-  std::vector<int64_t> copy_offsets_;  // elements, in compute copies; -1: none
+  std::vector<int64_t> offsets_;         // elements, in masters and gradients
+  std::vector<int64_t> copy_offsets_;    // elements, in compute copies; -1: none
+  std::vector<int64_t> moment_offsets_;  // elements, in moments; -1: none
   std::unordered_map<std::string, int> index_;
-  int64_t elements_ = 0, copy_elements_ = 0;
+  int64_t elements_ = 0, copy_elements_ = 0, moment_elements_ = 0;
   Buffer master_, copies_, gradients_, moment1_, moment2_, packs_;
   std::vector<PackedRun> packed_runs_;
-  bool tied_head_ = false;                  // products read the embedding too
-  std::vector<int> packed_run_of_;          // by spec; -1: not packed
-  mutable bool stale_ = true;               // whether packed copies must be made from the masters
+  bool tied_head_ = false;          // products read the embedding too
+  std::vector<int> packed_run_of_;  // by spec; -1: not packed
+  mutable bool stale_ = true;       // whether packed copies must be made from the masters: of which runs
+  mutable std::vector<uint8_t> stale_runs_;
   mutable std::vector<uint8_t> unwritten_;  // by spec: whether its gradient is still that of the last step
 };
 

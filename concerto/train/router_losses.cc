@@ -2,25 +2,45 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "concerto/ops/routing.h"
 
 namespace concerto {
 
-RouterLosses::RouterLosses(const ModelConfig& config, const RoutingOptions& options, int64_t layers, int64_t units)
+void RouterLossValues::clear(int64_t layers) {
+  layer_balance.assign(static_cast<size_t>(layers), 0.0);
+  layer_z.assign(static_cast<size_t>(layers), 0.0);
+  pooled_balance = 0;
+}
+
+double RouterLossValues::balance() const {
+  return std::accumulate(layer_balance.begin(), layer_balance.end(), pooled_balance);
+}
+double RouterLossValues::z() const { return std::accumulate(layer_z.begin(), layer_z.end(), 0.0); }
+
+RouterPool RouterPool::rows(int64_t units) const {
+  return {counts.rows_range(0, units), sums.rows_range(0, units), dprob ? dprob.rows_range(0, units) : View{}};
+}
+
+void clear_router_pool(const RouterPool& pool) {
+  for (const View v : {pool.counts, pool.sums}) std::memset(v.data, 0, static_cast<size_t>(v.bytes()));
+}
+
+RouterLosses::RouterLosses(const ModelConfig& config, const RoutingOptions& options, int64_t first_layer,
+                           int64_t layers, int64_t units)
     : config_(config),
-      balance_(layers > 0 ? balance_loss(config, options) : BalanceLoss::kNone),
+      balance_(config.num_moe_layers() > 0 ? balance_loss(config, options) : BalanceLoss::kNone),
       z_(layers > 0 && config.router_z_loss_coef > 0 && !options.freeze_router),
       first_choices_(options.balance_counts == BalanceCounts::kFirstChoice ||
                      (options.balance_counts == BalanceCounts::kAuto && config.moe_gate == RouterGate::kTop2 &&
                       !config.moe_use_aux_free)),
+      first_layer_(first_layer),
       layers_(layers) {
-  const auto u = static_cast<size_t>(units), all = static_cast<size_t>(units * config.moe_num_experts);
+  const auto u = static_cast<size_t>(units);
   tokens_.resize(u);
   scales_.resize(u);
   losses_.resize(u);
-  counts_.resize(all);
-  sums_.resize(all);
 }
 
 View RouterLosses::counts_of(const RouterStats& stats, int layer, int64_t units) const {
@@ -43,50 +63,53 @@ double RouterLosses::one(const Context& ctx, View counts, View prob_sums, View d
   return loss;
 }
 
-// Hugging Face's: as if the tokens of all layers were the tokens of one.
-double RouterLosses::pooled(const Context& ctx, const RouterStats& stats, std::span<const double> weights) {
-  const auto units = static_cast<int64_t>(weights.size()), experts = config_.moe_num_experts;
-  std::fill(counts_.begin(), counts_.end(), 0);
-  std::fill(sums_.begin(), sums_.end(), 0.0);
+void RouterLosses::add_to_pool(const RouterStats& stats, const RouterPool& pool) const {
+  const int64_t units = pool.counts.dim(0), experts = config_.moe_num_experts;
   for (int64_t l = 0; l < layers_; ++l) {
     const auto layer = static_cast<int>(l);
     const View counts = counts_of(stats, layer, units), sums = stats.layer(stats.prob_sums, layer, units);
     for (int64_t u = 0; u < units; ++u)
       for (int64_t e = 0; e < experts; ++e) {
-        counts_[static_cast<size_t>(u * experts + e)] += counts.rows_range(u, 1).as<int64_t>()[e];
-        sums_[static_cast<size_t>(u * experts + e)] += sums.rows_range(u, 1).as<double>()[e];
+        pool.counts.as<int64_t>()[u * experts + e] += counts.rows_range(u, 1).as<int64_t>()[e];
+        pool.sums.as<double>()[u * experts + e] += sums.rows_range(u, 1).as<double>()[e];
       }
   }
-  for (int64_t& n : tokens_) n *= layers_;
-  const View first = stats.aux_dprob ? stats.layer(stats.aux_dprob, 0, units) : View{};
-  const double loss = one(ctx, View(counts_.data(), {units, experts}, DType::kI64),
-                          View(sums_.data(), {units, experts}, DType::kF64), first, weights);
-  for (int64_t l = 1; l < layers_ && first; ++l)
-    std::memcpy(stats.layer(stats.aux_dprob, static_cast<int>(l), units).data, first.data,
-                static_cast<size_t>(first.bytes()));
-  return loss;
+}
+
+// Hugging Face's: as if the tokens of all layers were the tokens of one.
+void RouterLosses::finish_pool(const Context& ctx, const RouterPool& pool, std::span<const int64_t> tokens,
+                               std::span<const double> weights, RouterLossValues& values) {
+  for (size_t u = 0; u < tokens.size(); ++u) tokens_[u] = tokens[u] * config_.num_moe_layers();
+  values.pooled_balance += one(ctx, pool.counts, pool.sums, pool.dprob, weights);
+}
+
+void RouterLosses::spread_pool(const RouterPool& pool, const RouterStats& stats) const {
+  for (int64_t l = 0; l < layers_ && pool.dprob && stats.aux_dprob; ++l)
+    std::memcpy(stats.layer(stats.aux_dprob, static_cast<int>(l), pool.counts.dim(0)).data, pool.dprob.data,
+                static_cast<size_t>(pool.dprob.bytes()));
 }
 
 void RouterLosses::apply(const Context& ctx, const RouterStats& stats, std::span<const int64_t> tokens,
                          std::span<const double> weights, RouterLossValues& values) {
   if (layers_ == 0) return;
   const auto units = static_cast<int64_t>(tokens.size());
+  const auto of_layer = [&](std::vector<double>& v, int64_t l) -> double& {
+    return v[static_cast<size_t>(first_layer_ + l)];
+  };
   if (z_)
     for (size_t u = 0; u < tokens.size(); ++u) {
       const double each = tokens[u] > 0 ? weights[u] / static_cast<double>(tokens[u]) : 0.0;
       stats.z_scale.as<double>()[u] = config_.router_z_loss_coef * each;
       for (int64_t l = 0; l < layers_; ++l)
-        values.z += each * stats.layer_z_sums(static_cast<int>(l), units).as<double>()[u];
+        of_layer(values.layer_z, l) += each * stats.layer_z_sums(static_cast<int>(l), units).as<double>()[u];
     }
+  if (balance_ != BalanceLoss::kPerLayer) return;
   std::copy(tokens.begin(), tokens.end(), tokens_.begin());
-  if (balance_ != BalanceLoss::kPerLayer) {  // also where none is trained: then it is only reported
-    values.balance += pooled(ctx, stats, weights);
-    return;
-  }
   for (int64_t l = 0; l < layers_; ++l) {
     const auto layer = static_cast<int>(l);
-    values.balance += one(ctx, counts_of(stats, layer, units), stats.layer(stats.prob_sums, layer, units),
-                          stats.layer(stats.aux_dprob, layer, units), weights);
+    of_layer(values.layer_balance, l) +=
+        one(ctx, counts_of(stats, layer, units), stats.layer(stats.prob_sums, layer, units),
+            stats.layer(stats.aux_dprob, layer, units), weights);
   }
 }
 
@@ -139,6 +162,11 @@ void add_router_stats(const RouterStats& part, int64_t layers, const RouterStats
 void clear_router_stats(const RouterStats& s) {
   for (const View v : {s.counts, s.bare_counts, s.kept_counts, s.claims, s.prob_sums, s.z_sums})
     if (v) std::memset(v.data, 0, static_cast<size_t>(v.bytes()));
+}
+
+void reduce_router_stats(const RouterStats& s, Communicator& group) {
+  for (const View v : {s.counts, s.bare_counts, s.kept_counts, s.claims, s.prob_sums, s.z_sums})
+    if (v) group.all_reduce(v);
 }
 
 }  // namespace concerto

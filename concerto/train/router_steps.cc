@@ -7,7 +7,7 @@
 namespace concerto {
 
 RouterSteps::RouterSteps(ParameterStore& store, const RunConfig& config, const std::vector<int>& moe_layers,
-                         Context ctx)
+                         Context ctx, const GradientSync* sync)
     : store_(store),
       ctx_(ctx),
       lambda_(config.optimizer.freeze_router ? 0 : config.model.config.moe_orthogonal_loss_lambda),
@@ -17,34 +17,38 @@ RouterSteps::RouterSteps(ParameterStore& store, const RunConfig& config, const s
       usage_(static_cast<size_t>(config.model.config.moe_num_experts)) {
   for (const int layer : moe_layers) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.";
-    layers_.push_back({store.ref(prefix + "gate.weight"), store.ref(prefix + "moe_statics.e_score_correction_bias")});
+    size_t row = 0;
+    for (int before = 0; before < layer; ++before) row += config.model.config.is_moe_layer(before);
+    const ParamRef w = store.ref(prefix + "gate.weight");
+    layers_.push_back({.w = w,
+                       .bias = store.ref(prefix + "moe_statics.e_score_correction_bias"),
+                       .row = row,
+                       .owned = !sync || sync->owns(w.first)});
   }
   ctx_.scratch = &scratch_;
   ctx_.profile = nullptr;
   ctx_.dry_run = true;
-  orthogonal_loss();
-  after_optimizer(std::vector<std::vector<int64_t>>(layers_.size(), usage_));
+  const auto rows = static_cast<size_t>(config.model.config.num_moe_layers());
+  std::vector<double> by_layer(rows);
+  orthogonal_loss(by_layer);
+  after_optimizer(std::vector<std::vector<int64_t>>(rows, usage_));
   ctx_.dry_run = false;
   scratch_ = Arena(scratch_.high_water());
 }
 
-double RouterSteps::orthogonal_loss() {
-  double sum = 0;
-  if (lambda_ == 0) return sum;
-  for (const Layer& layer : layers_) {
-    double loss = 0;
-    concerto::orthogonal_loss(ctx_, {.w = store_.weight(layer.w),
-                                     .blocks = blocks_,
-                                     .scale = lambda_,
-                                     .loss = View(&loss, {1}, DType::kF64),
-                                     .dw = decoupled_ ? View{} : store_.grad(layer.w)});
-    sum += loss;
-  }
-  return sum;
+void RouterSteps::orthogonal_loss(std::vector<double>& by_layer) {
+  std::fill(by_layer.begin(), by_layer.end(), 0.0);
+  if (lambda_ == 0) return;
+  for (const Layer& layer : layers_)
+    if (layer.owned)
+      concerto::orthogonal_loss(ctx_, {.w = store_.weight(layer.w),
+                                       .blocks = blocks_,
+                                       .scale = lambda_,
+                                       .loss = View(&by_layer[layer.row], {1}, DType::kF64),
+                                       .dw = decoupled_ ? View{} : store_.grad(layer.w)});
 }
 
 void RouterSteps::after_optimizer(const std::vector<std::vector<int64_t>>& tokens_per_expert) {
-  CHECK(tokens_per_expert.size() == layers_.size());
   for (size_t l = 0; l < layers_.size(); ++l) {
     double loss = 0;
     if (lambda_ > 0 && decoupled_)
@@ -53,7 +57,8 @@ void RouterSteps::after_optimizer(const std::vector<std::vector<int64_t>>& token
                              .rate = lambda_,
                              .loss = View(&loss, {1}, DType::kF64)});
     if (bias_rate_ == 0) continue;
-    std::copy(tokens_per_expert[l].begin(), tokens_per_expert[l].end(), usage_.begin());
+    const std::vector<int64_t>& counts = tokens_per_expert.at(layers_[l].row);
+    std::copy(counts.begin(), counts.end(), usage_.begin());
     const auto experts = static_cast<int64_t>(usage_.size());
     bias_update(ctx_, {.usage = View(usage_.data(), {1, experts}, DType::kI64),
                        .bias = store_.weight(layers_[l].bias),

@@ -7,18 +7,22 @@
 
 #include "concerto/config/run_config.h"
 #include "concerto/ops/context.h"
+#include "concerto/optim/gradient_sync.h"
 #include "concerto/params/parameter_store.h"
 
 namespace concerto {
 
 class RouterSteps {
  public:
-  // Its scratch is its own, measured here: the executor's is measured on micro-batches.
-  RouterSteps(ParameterStore& store, const RunConfig& config, const std::vector<int>& moe_layers, Context ctx);
+  // Its scratch is its own, measured here: the executor's is measured on micro-batches. `moe_layers`: the rank's own
+  // layers, by number. `sync`: with other ranks, or null.
+  RouterSteps(ParameterStore& store, const RunConfig& config, const std::vector<int>& moe_layers, Context ctx,
+              const GradientSync* sync = nullptr);
 
-  // After backward, before the gradient's norm: with `orthogonal: loss` adds the loss's gradient. Returns the loss
-  // before its coefficient, summed over layers; 0 without a coefficient.
-  double orthogonal_loss();
+  // After backward, when gradients are summed at their owners, before their norm: with `orthogonal: loss` adds the
+  // loss's gradient, once, at the owner. Writes the loss before its coefficient into each owned layer's place of
+  // [MoE layers of the model]; zero without a coefficient.
+  void orthogonal_loss(std::vector<double>& by_layer);
   // After the optimizer's step: with `orthogonal: step` the decoupled step; then the correction bias from this step's
   // counts [moe layers][experts], before drops.
   void after_optimizer(const std::vector<std::vector<int64_t>>& tokens_per_expert);
@@ -29,6 +33,8 @@ class RouterSteps {
  private:
   struct Layer {
     ParamRef w, bias;
+    size_t row = 0;     // among the MoE layers of the model
+    bool owned = true;  // the router's weight, by this rank
   };
   ParameterStore& store_;
   Context ctx_;

@@ -88,7 +88,7 @@ Trainer::~Trainer() = default;
 void Trainer::open_records() {
   const auto warn = [this](const std::string& line) { progress_.log(line); };
   metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_, warn);
-  if (const auto& layers = engine_.stage().moe_layers(); config_.monitor.expert_load && !layers.empty())
+  if (const auto& layers = engine_.moe_layers(); config_.monitor.expert_load && !layers.empty())
     loads_ = std::make_unique<LoadWriter>(
         folder_.file(kLoadFileName),
         LoadHead{.layers = {layers.begin(), layers.end()}, .experts = config_.model.config.moe_num_experts}, step_,

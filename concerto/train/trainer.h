@@ -13,12 +13,11 @@
 #include "concerto/data/prefetcher.h"
 #include "concerto/optim/optimizer.h"
 #include "concerto/train/bad_step.h"
-#include "concerto/train/executor.h"
 #include "concerto/train/load_file.h"
 #include "concerto/train/metrics.h"
 #include "concerto/train/progress.h"
-#include "concerto/train/router_steps.h"
 #include "concerto/train/run_folder.h"
+#include "concerto/train/step_engine.h"
 #include "concerto/train/summary.h"
 #include "concerto/train/tensorboard.h"
 
@@ -26,49 +25,6 @@ namespace concerto {
 
 // How `train` reads data.train.
 BatchSourceOptions train_source_options(const RunConfig& config);
-
-// Everything that a step needs, and nothing of files: model, store, executor, optimizer. `train`, `bench step` and
-// tests step the same object.
-class StepEngine {
- public:
-  // `docs_per_row`: documents of a usual row, which the predicted memory counts on.
-  StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, double docs_per_row = 1,
-             bool poison = false);
-
-  // Forward, backward, norm, clipping and update on `micro_batches`. Fills the numbers of `report` (not its times); a
-  // step that `guard` (may be null) finds bad changes no weight and is marked skipped; `why` then says why.
-  void step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
-            std::string& why);
-  // Make the memory that a step uses, by the threads that will use it; what is there is lost. The first before weights
-  // are set, the second after: a checkpoint that is read is in memory too, and would add to the peak.
-  void first_touch_state();
-  void first_touch_work();
-  // Of the last step, before anything is dropped, and what was: [MoE layers][experts].
-  const StepOutput& output() const { return output_; }
-
-  ParameterStore& store() { return *store_; }
-  Executor& executor() { return *executor_; }
-  const Stage& stage() const { return *stage_; }
-  int64_t predicted_bytes() const { return predicted_bytes_; }
-
- private:
-  void report_losses(StepReport& report);
-
-  const RunConfig& config_;
-  ThreadPool& pool_;
-  std::unique_ptr<ParameterStore> store_;
-  std::unique_ptr<Stage> stage_;
-  std::unique_ptr<Executor> executor_;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<RouterSteps> router_steps_;
-  Schedule schedule_;
-  void read_correction_bias(StepReport& report);
-
-  StepOutput output_;
-  std::vector<int> correction_biases_;  // [MoE layers] places in the store
-  bool has_bias_ = false;               // one was not zero
-  int64_t predicted_bytes_ = 0;
-};
 
 class Trainer {
  public:

@@ -25,7 +25,7 @@ struct Job {
   }
   void step(int64_t number, std::span<const MicroBatch> batches) {
     store.clear_gradients(pool);
-    executor.run(build_schedule("1f1b", static_cast<int64_t>(batches.size())), batches, output);
+    executor.run(build_pipeline({.micro_batches = static_cast<int64_t>(batches.size())}), batches, output);
     losses.push_back(output.loss());
     const double norm = optimizer.gradient_norm(executor.ops());
     Arena scratch(1 << 20);

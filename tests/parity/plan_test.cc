@@ -307,8 +307,8 @@ TEST_F(MicroBatches, AuxLossReachesTheGate) {
   ASSERT_EQ(gates(with.gradients()).size(), 2u);
   for (const auto& [name, values] : gates(with.gradients()))
     EXPECT_GT(distance(without.gradients().at(name), values), 1e-3) << name;
-  EXPECT_EQ(with.output.loss(), without.output.loss());      // it is not in the language-model loss
-  EXPECT_EQ(with.output.aux_loss, without.output.aux_loss);  // and is reported even if it is not trained
+  EXPECT_EQ(with.output.loss(), without.output.loss());          // it is not in the language-model loss
+  EXPECT_EQ(with.output.aux_loss(), without.output.aux_loss());  // and is reported even if it is not trained
 }
 
 // M = 1, 2, 4 micro-batches of the same tokens (known-faults 9): the same part repeated M times has M equal losses, so
@@ -326,14 +326,14 @@ TEST_F(MicroBatches, AuxLossDoesNotGrowWithAccumulation) {
     for (const LossAverage average : {LossAverage::kTokens, LossAverage::kMicroBatches}) {
       TinyRun many = run(config, average);
       many.step(std::vector<MicroBatch>(count, part));
-      EXPECT_NEAR(many.output.aux_loss, one.output.aux_loss, kRounding);
+      EXPECT_NEAR(many.output.aux_loss(), one.output.aux_loss(), kRounding);
       EXPECT_LT(distance(gates(many.gradients()), want).value, kRounding) << count;
     }
     // The routing unit is the micro-batch; one of all the repetitions has the same loads.
     TinyRun whole = run(config);
     const MicroBatch all = joined(std::vector<MicroBatch>(count, part));
     whole.step(std::span(&all, 1));
-    EXPECT_NEAR(whole.output.aux_loss, one.output.aux_loss, kRounding);
+    EXPECT_NEAR(whole.output.aux_loss(), one.output.aux_loss(), kRounding);
     EXPECT_LT(distance(gates(whole.gradients()), want).value, kRounding) << count;
   }
 }
@@ -374,11 +374,11 @@ TEST_F(MicroBatches, AuxLossIsTheFormula) {
     }
     double loss = 0;
     for (size_t e = 0; e < experts; ++e) loss += static_cast<double>(experts) * f[e] * p[e];
-    EXPECT_NEAR(r.output.aux_loss, loss, 1e-12);
+    EXPECT_NEAR(r.output.aux_loss(), loss, 1e-12);
     want += loss * static_cast<double>(row.tokens()) / 74;
   }
   r.step(rows);
-  EXPECT_NEAR(r.output.aux_loss, want, 1e-12);
+  EXPECT_NEAR(r.output.aux_loss(), want, 1e-12);
 }
 
 // ---- Extreme routing.

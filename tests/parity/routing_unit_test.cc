@@ -19,8 +19,8 @@ const std::string kGate = "model.layers.1.mlp.gate.weight";
 // Losses, counts and gradients of the last step, bit for bit.
 void expect_same_step(const TinyRun& run, const TinyRun& want) {
   EXPECT_EQ(run.output.loss(), want.output.loss());
-  EXPECT_EQ(run.output.aux_loss, want.output.aux_loss);
-  EXPECT_EQ(run.output.z_loss, want.output.z_loss);
+  EXPECT_EQ(run.output.aux_loss(), want.output.aux_loss());
+  EXPECT_EQ(run.output.z_loss(), want.output.z_loss());
   EXPECT_EQ(run.output.tokens_per_expert, want.output.tokens_per_expert);
   EXPECT_EQ(run.output.drops_per_expert, want.output.drops_per_expert);
   const Tensors got = run.gradients();
@@ -69,8 +69,8 @@ void expect_same(const TinyRun& got, const TinyRun& want) {
   const Distance d = distance(got.gradients(), want.gradients());
   EXPECT_LT(d.value, kRounding) << d.name;
   EXPECT_NEAR(got.output.loss(), want.output.loss(), kRounding);
-  EXPECT_NEAR(got.output.aux_loss, want.output.aux_loss, kRounding);
-  EXPECT_NEAR(got.output.z_loss, want.output.z_loss, kRounding);
+  EXPECT_NEAR(got.output.aux_loss(), want.output.aux_loss(), kRounding);
+  EXPECT_NEAR(got.output.z_loss(), want.output.z_loss(), kRounding);
   EXPECT_EQ(got.output.tokens_per_expert, want.output.tokens_per_expert);
   EXPECT_EQ(got.output.drops_per_expert, want.output.drops_per_expert);
 }
@@ -163,8 +163,8 @@ TEST_P(Routers, SmallerUnitsWeighByTheirTokens) {
       loss += by_targets * model.output.loss();
       add(want, model.gradients(), by_targets);
       routers.step(without_targets({b}));
-      balance += by_tokens * routers.output.aux_loss;
-      z += by_tokens * routers.output.z_loss;
+      balance += by_tokens * routers.output.aux_loss();
+      z += by_tokens * routers.output.z_loss();
       drops += sum(routers.output.drops_per_expert);
       add(of_routers, routers.gradients(), by_tokens);
     }
@@ -173,8 +173,8 @@ TEST_P(Routers, SmallerUnitsWeighByTheirTokens) {
     const Distance d = distance(all.gradients(), want);
     EXPECT_LT(d.value, kRounding) << d.name;
     EXPECT_NEAR(all.output.loss(), loss, kRounding);
-    EXPECT_NEAR(all.output.aux_loss, balance, kRounding);
-    EXPECT_NEAR(all.output.z_loss, z, kRounding);
+    EXPECT_NEAR(all.output.aux_loss(), balance, kRounding);
+    EXPECT_NEAR(all.output.z_loss(), z, kRounding);
     EXPECT_EQ(sum(all.output.drops_per_expert), drops);
     EXPECT_EQ(drops > 0, GetParam().drops);
   }
@@ -240,7 +240,7 @@ TEST_P(Routers, BackendsAgree) {
   cpu.step(batches);
   EXPECT_EQ(cpu.output.tokens_per_expert, ref.output.tokens_per_expert);
   EXPECT_EQ(cpu.output.drops_per_expert, ref.output.drops_per_expert);
-  EXPECT_NEAR(cpu.output.aux_loss, ref.output.aux_loss, 1e-5);
+  EXPECT_NEAR(cpu.output.aux_loss(), ref.output.aux_loss(), 1e-5);
   const Distance d = distance(cpu.gradients(), ref.gradients());
   EXPECT_LT(d.value, 1e-4) << d.name;
 }

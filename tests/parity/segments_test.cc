@@ -117,7 +117,7 @@ TEST_P(SegmentsApart, MicroBatchesInFlightDoNotSeeEachOther) {
                      true),
              batches_);
   TinyRun plain = make("zero_bubble");
-  plain.step(build_schedule("zero_bubble", kBatches), batches_);
+  plain.step(build_pipeline({.name = "zero_bubble", .micro_batches = kBatches}), batches_);
   const Tensors want = plain.gradients();
   for (const auto& [name, got] : apart.gradients()) {
     if (is_fused(name))

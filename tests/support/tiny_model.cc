@@ -114,8 +114,8 @@ TinyRun::TinyRun(const ModelConfig& c, const Backend& backend, ThreadPool& pool,
       stage(c, store, plan.recompute, plan.max_tokens, plan.routing.unit),
       executor(stage, store, backend, pool,
                {.max_tokens = plan.max_tokens,
-                .split = build_schedule(plan.schedule, 1).split,
-                .slots = plan.slots,
+                .split = build_pipeline({.name = plan.schedule}).split,
+                .slots = {plan.slots},
                 .loss_average = plan.loss_average,
                 .token_balance_seqlen = plan.token_balance_seqlen,
                 .routing = plan.routing,
@@ -127,11 +127,22 @@ TinyRun::TinyRun(const ModelConfig& c, const Backend& backend, ThreadPool& pool,
 }
 
 const StepOutput& TinyRun::step(std::span<const MicroBatch> batches) {
-  return step(build_schedule(schedule_, static_cast<int64_t>(batches.size()), routing_.unit == RoutingUnit::kGlobal),
+  return step(build_pipeline({.name = schedule_,
+                              .micro_batches = static_cast<int64_t>(batches.size()),
+                              .together = routing_.unit == RoutingUnit::kGlobal}),
               batches);
 }
 
-const StepOutput& TinyRun::step(const Schedule& schedule, std::span<const MicroBatch> batches) {
+const StepOutput& TinyRun::step(const Schedule& s, std::span<const MicroBatch> batches) {
+  return step(PipelineSchedule{.name = s.name,
+                               .micro_batches = s.micro_batches,
+                               .split = s.split,
+                               .ranks = {s.actions},
+                               .slots = {{s.slots}}},
+              batches);
+}
+
+const StepOutput& TinyRun::step(const PipelineSchedule& schedule, std::span<const MicroBatch> batches) {
   store.clear_gradients(pool_);
   executor.run(schedule, batches, output);
   return output;
@@ -145,8 +156,8 @@ Tensors TinyRun::gradients() const {
 }
 
 double TinyRun::total_loss() const {
-  double total = output.loss() + config.router_z_loss_coef * output.z_loss;
-  if (balance_loss(config, routing_) != BalanceLoss::kNone) total += config.router_aux_loss_coef * output.aux_loss;
+  double total = output.loss() + config.router_z_loss_coef * output.z_loss();
+  if (balance_loss(config, routing_) != BalanceLoss::kNone) total += config.router_aux_loss_coef * output.aux_loss();
   const int depth = static_cast<int>(config.num_nextn_predict_layers);
   for (int m = 0; m < depth; ++m) total += config.mtp_loss_scaling_factor / depth * output.loss(m + 1);
   return total;

@@ -1,0 +1,51 @@
+// Gradients and weights between the ranks that hold copies of them. ZeRO's unit is a whole tensor's slice or a whole
+// expert: each belongs to one rank of those that hold it (Replicas).
+//   zero 0   gradients are summed for everybody, everybody updates
+//   zero 1   gradients are summed at the owner, who alone has moments and updates; weights are sent around
+// Sums are made in rank order, so all layouts of a group give the same bits on every transport.
+#pragma once
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "concerto/parallel/rank_groups.h"
+#include "concerto/params/parameter_store.h"
+
+namespace concerto {
+
+// By spec: the rank in the tensor's group of replicas that owns it. Contiguous blocks of about equal size.
+std::vector<int> tensor_owners(const std::vector<TensorSpec>& specs, const RankGroups& groups);
+// By spec: whether this rank owns it.
+std::vector<uint8_t> owned_tensors(const std::vector<TensorSpec>& specs, const RankGroups& groups);
+
+class GradientSync {
+ public:
+  // `model_specs`: of the whole model, whose order sums follow.
+  GradientSync(ParameterStore& store, const RankGroups& groups, const std::vector<TensorSpec>& model_specs, int zero,
+               Wire wire);
+
+  bool owns(int i) const { return owned_[static_cast<size_t>(i)] != 0; }
+  int place(int i) const { return places_[static_cast<size_t>(i)]; }  // among the model's tensors
+  int tensors() const { return tensors_; }                            // of the model
+  // After backward: sums at the owners.
+  void reduce_gradients();
+  // zero 0: the sums, to everybody. May follow what owners add to them.
+  void share_gradients();
+  // After the update, zero 1: the owners' weights, to everybody; compute copies follow.
+  void share_weights();
+  // Sums by tensor of the model, each element given by one rank: in all ranks. Slices of a tensor add up in rank order.
+  void sum(std::span<double> by_tensor) const;
+
+ private:
+  static constexpr int kKinds = 5;
+  ParameterStore& store_;
+  const RankGroups& groups_;
+  int zero_, tensors_;
+  Wire wire_;
+  std::vector<uint8_t> owned_;
+  std::vector<int> places_;
+  std::array<std::vector<OwnedPiece>, kKinds> gradients_, weights_;
+};
+
+}  // namespace concerto
