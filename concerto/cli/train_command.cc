@@ -11,6 +11,7 @@
 #include "concerto/cli/backends.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/cli/text_generator.h"
+#include "concerto/topology/layout.h"
 #include "concerto/train/signals.h"
 #include "concerto/train/trainer.h"
 
@@ -71,6 +72,8 @@ void print_json(const RunSummary& s) {
 void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
   const StopSignals signals(StopMeans::kQuit);
   const RunConfig config = load_run_config(path, parse_overrides(rest));
+  for (const std::string& note : config.notes) fmt::print(stderr, "note: {}\n", note);
+  resolve_layout(config, 1);   // a process alone
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
   const Backend& backend = backend_by_name(config.backend);
   ThreadPool pool(config.run.threads, pinned_cores(config.run));
