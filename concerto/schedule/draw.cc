@@ -131,7 +131,8 @@ std::string draw_rank(const PipelineSchedule& s, const std::vector<PipelineTimin
                         s.chunks > 1 ? fmt::format(", chunk {}", a.chunk) : "", span.begin, span.end);
     text += bar(x, y, std::max(width - 0.7, 0.3), fill(a.kind, a.chunk, s.chunks));
     const std::string number = std::to_string(a.micro_batch);
-    if (width >= 6.5 * static_cast<double>(number.size()) + 1) text += label(x + width / 2, middle, number, "middle", 10);
+    if (width >= 6.5 * static_cast<double>(number.size()) + 1)
+      text += label(x + width / 2, middle, number, "middle", 10);
     text += "</g>\n";
   }
   return text;
@@ -160,8 +161,8 @@ std::string headline(const PipelineSchedule& s, double bubble) {
   const int64_t peak = *std::max_element(peaks.begin(), peaks.end());
   const auto many = [](int64_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); };
   return fmt::format("{}: {}, {}, bubble {:.1f} %, at most {} in flight{}", s.name, many(s.pp, "rank"),
-                     fmt::format("{} micro-batch{}", s.micro_batches, s.micro_batches == 1 ? "" : "es"), 100 * bubble, peak,
-                     s.chunks > 1 ? fmt::format(" (each counted once a chunk of {})", s.chunks) : "");
+                     fmt::format("{} micro-batch{}", s.micro_batches, s.micro_batches == 1 ? "" : "es"), 100 * bubble,
+                     peak, s.chunks > 1 ? fmt::format(" (each counted once a chunk of {})", s.chunks) : "");
 }
 
 }  // namespace
