@@ -25,6 +25,7 @@ int threads_of_rank(const RunConfig& config, int ranks) {
 void launch_threads(const RunConfig& config, int ranks, bool json) {
   const StopSignals signals(StopMeans::kQuit);
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
+  for (const std::string& note : config.notes) fmt::print(stderr, "note: {}\n", note);
   resolve_layout(config, ranks);  // one error, before there are ranks
   const int threads = threads_of_rank(config, ranks);
   run_local_ranks(
