@@ -73,16 +73,10 @@ nlohmann::json schedule_json(const PipelineSchedule& s, const PipelineTiming& ti
     std::string& text = lists.emplace_back();
     for (const Action& a : list) text += (text.empty() ? "" : " ") + action_text(a);
   }
-  return {{"schedule", s.name},
-          {"ranks", s.pp},
-          {"chunks", s.chunks},
-          {"micro_batches", s.micro_batches},
-          {"length", timing.length},
-          {"bubble", timing.bubble},
-          {"least_bubble", least},
-          {"in_flight", peak_in_flight(s)},
-          {"slots", s.slots},
-          {"actions", lists}};
+  return {
+      {"schedule", s.name},      {"ranks", s.pp},           {"chunks", s.chunks},    {"micro_batches", s.micro_batches},
+      {"length", timing.length}, {"bubble", timing.bubble}, {"least_bubble", least}, {"in_flight", peak_in_flight(s)},
+      {"slots", s.slots},        {"actions", lists}};
 }
 
 std::string schedule_report(const PipelineSchedule& s, const PipelineTiming& timing, double least, int data_ranks) {
@@ -90,8 +84,9 @@ std::string schedule_report(const PipelineSchedule& s, const PipelineTiming& tim
   if (s.chunks > 1) text += fmt::format(", virtual stages of a rank {}", s.chunks);
   if (data_ranks > 1) text += fmt::format(" (of the first of {} data parallel ranks)", data_ranks);
   text += "\n\n" + pipeline_text(s);
-  text += fmt::format("\nbubble {:.2f} %, at least {:.2f} % in such a schedule, where F, I and W take equally long (B = I + W)\n",
-                      100 * timing.bubble, 100 * least);
+  text += fmt::format(
+      "\nbubble {:.2f} %, at least {:.2f} % in such a schedule, where F, I and W take equally long (B = I + W)\n",
+      100 * timing.bubble, 100 * least);
   text += fmt::format("micro-batches in flight at most, by rank: {}", fmt::join(peak_in_flight(s), " "));
   if (s.chunks > 1) text += fmt::format("; each of one chunk, 1/{} of a rank's layers", s.chunks);
   return text + "\n";
@@ -103,8 +98,7 @@ void show_schedule(const Options& options, const RunConfig& config) {
   const PipelineTiming timing = time_pipeline(s);
   const double least = bubble_bound({s.name, s.pp, s.chunks, s.micro_batches, s.together});
   if (!options.svg.empty()) write_file_atomic(options.svg, pipeline_svg(s));
-  print(options.json ? schedule_json(s, timing, least).dump() + "\n"
-                     : schedule_report(s, timing, least, sizes.dp));
+  print(options.json ? schedule_json(s, timing, least).dump() + "\n" : schedule_report(s, timing, least, sizes.dp));
 }
 
 void show(const Options& options, const std::vector<std::string>& rest) {
@@ -138,11 +132,12 @@ void add_config_command(CLI::App& app) {
   };
   add("check", "report every fault of a config", check);
   CLI::App* show_command = add("show", "print a config as it is resolved, or the pipeline schedule of its step", show);
-  CLI::Option* schedule = show_command->add_flag("--schedule", options->schedule,
-                                                 "print who computes what when, the bubble, and what it could be at least");
+  CLI::Option* schedule = show_command->add_flag(
+      "--schedule", options->schedule, "print who computes what when, the bubble, and what it could be at least");
   show_command->add_option("--svg", options->svg, "with --schedule: also draw it, into this file")->needs(schedule);
   show_command
-      ->add_option("--ranks", options->ranks, "with --schedule: ranks of the job (default: one data parallel rank, tp x pp)")
+      ->add_option("--ranks", options->ranks,
+                   "with --schedule: ranks of the job (default: one data parallel rank, tp x pp)")
       ->needs(schedule)
       ->check(CLI::PositiveNumber);
 }

@@ -65,8 +65,13 @@ TEST_F(ConfigCommand, ChecksAndShows) {
 }
 
 TEST_F(ConfigCommand, ShowsTheSchedule) {
-  const std::vector<std::string> show = {"config", "show", path_, "--schedule", "--parallel.pp=2",
-                                         "--training.global_batch_size=6", "--training.micro_batch_size=2"};
+  const std::vector<std::string> show = {"config",
+                                         "show",
+                                         path_,
+                                         "--schedule",
+                                         "--parallel.pp=2",
+                                         "--training.global_batch_size=6",
+                                         "--training.micro_batch_size=2"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), show.begin(), show.end());
     return run(more);

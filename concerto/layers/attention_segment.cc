@@ -73,7 +73,8 @@ void AttentionSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& 
   ArenaScope scope(*ctx.ops.scratch);
   const View projected = ctx.ops.scratch->take(in.hidden.shape, type);
   out_.forward_summed(ctx, shard_, s.attended, projected);
-  observe_tokens(ctx, shard_, [&] { return "attn_out." + std::to_string(spec().layer); }, projected);
+  observe_tokens(
+      ctx, shard_, [&] { return "attn_out." + std::to_string(spec().layer); }, projected);
   add(ctx.ops, {.a = in.hidden, .b = projected, .out = out.hidden});
 }
 

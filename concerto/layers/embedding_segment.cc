@@ -14,7 +14,8 @@ void EmbeddingSegment::forward(const SegmentContext& ctx, const Acts&, Acts& out
   saved.start<EmbeddingSaved>();
   out.hidden = saved.forward->take({ctx.tokens->local.count, table_.table.shape[1]}, table_.store->compute());
   table_.forward(ctx, ctx.tokens->ids, out.hidden);
-  observe_tokens(ctx, table_.shard, [] { return "hidden.0"; }, out.hidden);
+  observe_tokens(
+      ctx, table_.shard, [] { return "hidden.0"; }, out.hidden);
 }
 
 void EmbeddingSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {

@@ -38,7 +38,9 @@ void HeadSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, 
   s.normed = saved.forward->take(s.x.shape, s.x.dtype);
   norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
   out.normed = s.normed;
-  if (depth_ < 0) observe_tokens(ctx, shard_, [] { return "final_norm"; }, s.normed);
+  if (depth_ < 0)
+    observe_tokens(
+        ctx, shard_, [] { return "final_norm"; }, s.normed);
   if (depth_ < 0) observe_logits(ctx, s.normed);
   if (ctx.training || !ctx.tokens->targets) return;
   ArenaScope scope(*ctx.ops.scratch);
@@ -104,8 +106,7 @@ void HeadSegment::observe_slices(const SegmentContext& ctx, View own_normed) con
   for (int64_t begin = 0; begin < tokens && !ctx.ops.dry_run; begin += kRows) {
     const int64_t rows = std::min(kRows, tokens - begin);
     fill_zero(ctx.ops, own);
-    head_.forward(ctx.ops, normed.rows_range(begin, rows),
-                  own.rows_range(0, rows).cols_range(0, head_.out_features()));
+    head_.forward(ctx.ops, normed.rows_range(begin, rows), own.rows_range(0, rows).cols_range(0, head_.out_features()));
     shard_.exchange->gather_parts(ctx.ops, own, all);
     for (int r = 0; r < shard_.size; ++r) {
       const Part part = part_of(vocab_, shard_.size, r);

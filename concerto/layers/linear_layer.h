@@ -27,12 +27,9 @@ struct LinearLayer {
   // `own_dy`: the rows that a bias sees which was added after a sum over ranks; null: all of dy.
   void backward_weight(const Context& ctx, View x, View dy, View own_dy = {}) const {
     const ProductGradient dw = store->product_gradient(ctx, w);
-    linear_backward_weight(ctx, {.x = x,
-                                 .dy = dy,
-                                 .dw = dw.view,
-                                 .db = store->grad(bias),
-                                 .accumulate = dw.accumulate,
-                                 .bias_dy = own_dy});
+    linear_backward_weight(
+        ctx,
+        {.x = x, .dy = dy, .dw = dw.view, .db = store->grad(bias), .accumulate = dw.accumulate, .bias_dy = own_dy});
   }
 
   // Own rows of the sum over ranks: y [T_r, N] = sum x w^T + bias, x [T, K of the rank].

@@ -64,9 +64,11 @@ void MlpSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out, S
   const View normed = ctx.ops.scratch->take(s.x.shape, s.x.dtype), y = ctx.ops.scratch->take(s.x.shape, s.x.dtype);
   norm_.forward(ctx.ops, s.x, normed, s.rstd);
   mlp_.forward(ctx, gather_tokens(ctx, mlp_.shard, normed, *ctx.ops.scratch), y, s.mlp, arena);
-  observe_tokens(ctx, mlp_.shard, [&] { return "mlp_out." + std::to_string(spec().layer); }, y);
+  observe_tokens(
+      ctx, mlp_.shard, [&] { return "mlp_out." + std::to_string(spec().layer); }, y);
   add(ctx.ops, {.a = s.x, .b = y, .out = out.hidden});
-  observe_tokens(ctx, mlp_.shard, [&] { return "hidden." + std::to_string(spec().layer + 1); }, out.hidden);
+  observe_tokens(
+      ctx, mlp_.shard, [&] { return "hidden." + std::to_string(spec().layer + 1); }, out.hidden);
 }
 
 void MlpSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {

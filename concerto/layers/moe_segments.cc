@@ -171,9 +171,11 @@ void CombineSegment::observe(const SegmentContext& ctx, const Acts& in, const Ac
                            .row_of = in.row_of.rows_range(begin, n),
                            .add = in.mlp ? in.mlp.rows_range(begin, n) : View{},
                            .y = y});
-    observe_tokens(ctx, shard_, [&] { return "mlp_out." + std::to_string(spec().layer); }, y);
+    observe_tokens(
+        ctx, shard_, [&] { return "mlp_out." + std::to_string(spec().layer); }, y);
   }
-  observe_tokens(ctx, shard_, [&] { return "hidden." + std::to_string(spec().layer + 1); }, out.hidden);
+  observe_tokens(
+      ctx, shard_, [&] { return "hidden." + std::to_string(spec().layer + 1); }, out.hidden);
 }
 
 // Every row of a token has the token's gradient.

@@ -46,7 +46,8 @@ void RouterSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out
   norm_.forward(ctx.ops, s.x, s.normed, s.rstd);
   router_logits(ctx.ops, {.x = s.normed, .w = store_.weight(w_), .logits = out.logits});
   out.normed = s.normed;
-  observe_tokens(ctx, shard_, [&] { return "router." + std::to_string(spec().layer) + ".input"; }, s.normed);
+  observe_tokens(
+      ctx, shard_, [&] { return "router." + std::to_string(spec().layer) + ".input"; }, s.normed);
 }
 
 void RouterSegment::backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const {
@@ -206,10 +207,9 @@ void RouteSegment::score(const SegmentContext& ctx, const Rows& rows, const Rout
     return;
   }
   const int64_t units = unit_offsets.dim(0) - 1;
-  routing_scores(ctx.ops, {.logits = rows.logits,
-                           .scoring = scoring_of(config_),
-                           .groups = config_.router_groups(),
-                           .probs = rows.probs});
+  routing_scores(
+      ctx.ops,
+      {.logits = rows.logits, .scoring = scoring_of(config_), .groups = config_.router_groups(), .probs = rows.probs});
   if (!ctx.replay && !ctx.routed) choose(ctx, rows);
   routing_sums(ctx.ops, {.probs = rows.probs,
                          .logits = rows.logits,
@@ -261,7 +261,8 @@ void RouteSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& out,
 void RouteSegment::observe(const SegmentContext& ctx, Saved& saved) const {
   const Rows& rows = saved.as<State>().rows;
   const auto show = [&](const char* what, View v) {
-    observe_tokens(ctx, shard_, [&] { return "router." + std::to_string(spec().layer) + "." + what; }, v);
+    observe_tokens(
+        ctx, shard_, [&] { return "router." + std::to_string(spec().layer) + "." + what; }, v);
   };
   show("logits", rows.logits);
   show("probs", rows.probs);
@@ -324,10 +325,9 @@ void RouteSegment::choose_together(const SegmentContext& ctx, std::span<const Pa
       copy_rows(ctx.ops, p.logits, logits);
     at += p.tokens->count;
   }
-  routing_scores(ctx.ops, {.logits = all.logits,
-                           .scoring = scoring_of(config_),
-                           .groups = config_.router_groups(),
-                           .probs = all.probs});
+  routing_scores(
+      ctx.ops,
+      {.logits = all.logits, .scoring = scoring_of(config_), .groups = config_.router_groups(), .probs = all.probs});
   SegmentContext together = ctx;
   together.router = parts[0].stats;
   choose(together, all);

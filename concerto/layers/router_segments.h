@@ -53,7 +53,7 @@ class RouteSegment final : public Segment {
   void choose_together(const SegmentContext& ctx, std::span<const Part> parts) const;
 
  private:
-  struct Rows {  // of T or T_r tokens
+  struct Rows {                        // of T or T_r tokens
     View logits, probs, weights, lse;  // [T, E], [T, E], [T, K], [T]
     View expert_ids, slots, kept_ids;  // [T, K]; slots and kept_ids only where choices may be dropped
   };

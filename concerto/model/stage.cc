@@ -20,7 +20,8 @@ Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute r
   rope_ = Buffer(positions * config.head_dim * dtype_bytes(store.stat()));
   cos_sin_ = View(rope_.data(), {positions, config.head_dim}, store.stat());
   rope_fill_table(cos_sin_, config.rope_theta);
-  if (span().embedding) unit("embedding", false).segments.push_back(std::make_unique<EmbeddingSegment>(store, config_, shard()));
+  if (span().embedding)
+    unit("embedding", false).segments.push_back(std::make_unique<EmbeddingSegment>(store, config_, shard()));
   for (int64_t i = span().first_layer; i < span().last_layer; ++i) add_layer(store, static_cast<int>(i), recompute);
   if (!span().head) return;
   unit("head", false).segments.push_back(std::make_unique<HeadSegment>(store, config_, -1, shard()));
@@ -54,7 +55,8 @@ void Stage::add_layer(const ParameterStore& store, int layer, Recompute recomput
     return;
   }
   u->segments.push_back(std::make_unique<RouterSegment>(store, config_, prefix, layer, shard()));
-  auto route = std::make_unique<RouteSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size()), shard());
+  auto route =
+      std::make_unique<RouteSegment>(store, config_, prefix, layer, static_cast<int>(moe_layers_.size()), shard());
   if (apart) {
     u = &unit(name + "mlp", recompute != Recompute::kNone);
     u->routes = route.get();

@@ -37,9 +37,7 @@ struct UnitArenas {
 struct StageLayout {
   StageSpan span;
   TensorShard shard = {};
-  static StageLayout whole(const ModelConfig& config) {
-    return {.span = {0, config.num_hidden_layers, true, true}};
-  }
+  static StageLayout whole(const ModelConfig& config) { return {.span = {0, config.num_hidden_layers, true, true}}; }
 };
 
 class Stage {

@@ -44,8 +44,7 @@ TEST(PipelineText, NarrowerWhereItMustBe) {
   EXPECT_EQ(narrow.find("Shown are"), std::string::npos);
   const std::string cut = pipeline_text(build_pipeline({.name = "zero_bubble", .pp = 8, .micro_batches = 100}));
   EXPECT_LE(longest_line(cut), 120);
-  EXPECT_NE(cut.find("Shown are the first 112 of 307 units of time: more does not fit 120 columns."),
-            std::string::npos)
+  EXPECT_NE(cut.find("Shown are the first 112 of 307 units of time: more does not fit 120 columns."), std::string::npos)
       << cut;
 }
 

@@ -181,10 +181,22 @@ TEST(Pipeline, SlotHeldByASendDeadlocks) {
     return out;
   };
   using enum ActionKind;
-  s.ranks = {list({{kForward, 0}, {kSendForward, 0}, {kForward, 1}, {kSendForward, 1}, {kRecvBackward, 0},
-                   {kRecvBackward, 1}, {kBackward, 0}, {kBackward, 1}}),
-             list({{kRecvForward, 0}, {kForward, 0}, {kBackward, 0}, {kRecvForward, 1}, {kSendBackward, 0},
-                   {kForward, 1}, {kBackward, 1}, {kSendBackward, 1}})};
+  s.ranks = {list({{kForward, 0},
+                   {kSendForward, 0},
+                   {kForward, 1},
+                   {kSendForward, 1},
+                   {kRecvBackward, 0},
+                   {kRecvBackward, 1},
+                   {kBackward, 0},
+                   {kBackward, 1}}),
+             list({{kRecvForward, 0},
+                   {kForward, 0},
+                   {kBackward, 0},
+                   {kRecvForward, 1},
+                   {kSendBackward, 0},
+                   {kForward, 1},
+                   {kBackward, 1},
+                   {kSendBackward, 1}})};
   s.slots = {{2}, {2}};
   EXPECT_NO_THROW(validate_pipeline(s));
   s.slots = {{2}, {1}};  // the send of B0 stands behind the receive that wants its slot

@@ -19,9 +19,9 @@ struct Times {
 
 // The slots of a chunk on one rank, first left, first taken.
 struct SlotQueue {
-  std::vector<int32_t> left;        // micro-batches in the order in which they left their slots
-  std::vector<double> left_at;      // end of their last action
-  std::vector<double> taken_at;     // without waiting for a slot
+  std::vector<int32_t> left;     // micro-batches in the order in which they left their slots
+  std::vector<double> left_at;   // end of their last action
+  std::vector<double> taken_at;  // without waiting for a slot
   int64_t taken() const { return static_cast<int64_t>(taken_at.size()); }
 };
 
