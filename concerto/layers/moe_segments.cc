@@ -161,7 +161,7 @@ void CombineSegment::forward(const SegmentContext& ctx, const Acts& in, Acts& ou
 // whoever watches later. Ranks that share the tokens show all of theirs at once.
 void CombineSegment::observe(const SegmentContext& ctx, const Acts& in, const Acts& out) const {
   if (!ctx.observer && !ctx.ops.dry_run) return;
-  const int64_t tokens = in.hidden.dim(0), most = shard_.exchange ? tokens : 64;
+  const int64_t tokens = in.hidden.dim(0), most = shard_.exchange ? std::max<int64_t>(1, tokens) : 64;
   ArenaScope scope(*ctx.ops.scratch);
   const View block = ctx.ops.scratch->take({std::min(most, tokens), in.hidden.cols()}, in.hidden.dtype);
   for (int64_t begin = 0; begin == 0 || begin < tokens; begin += most) {

@@ -62,12 +62,16 @@ void Stage::add_layer(const ParameterStore& store, int layer, Recompute recomput
     u->routes = route.get();
   }
   u->segments.push_back(std::move(route));
+  moe_layers_.push_back(layer);
+  std::unique_ptr<Segment> shared;
   if (config_.moe_num_shared_experts > 0)
-    u->segments.push_back(std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer, shard()));
+    shared = std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer, shard());
+  if (layout_.experts.dispatch)
+    return add_expert_segments(u->segments, store, config_, prefix, layer, layout_.experts, std::move(shared));
+  if (shared) u->segments.push_back(std::move(shared));
   u->segments.push_back(std::make_unique<DispatchSegment>(config_, layer));
   u->segments.push_back(std::make_unique<ExpertsSegment>(store, config_, prefix, layer));
   u->segments.push_back(std::make_unique<CombineSegment>(layer, shard()));
-  moe_layers_.push_back(layer);
 }
 
 void Stage::add_mtp(const ParameterStore& store, int depth, Recompute recompute) {

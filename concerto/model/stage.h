@@ -9,6 +9,7 @@
 #include "concerto/arch/shard.h"
 #include "concerto/config/run_config.h"
 #include "concerto/layers/router_segments.h"
+#include "concerto/parallel/expert_segments.h"
 
 namespace concerto {
 
@@ -37,6 +38,7 @@ struct UnitArenas {
 struct StageLayout {
   StageSpan span;
   TensorShard shard = {};
+  ExpertGroup experts = {};  // none: all experts are here
   static StageLayout whole(const ModelConfig& config) { return {.span = {0, config.num_hidden_layers, true, true}}; }
 };
 

@@ -1,6 +1,7 @@
 #include "concerto/parallel/expert_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace concerto {
 namespace {
@@ -27,6 +28,50 @@ void move_blocks(const ExpertPlaces& places, const int32_t* offsets, const int32
     token[r] = row_token[r];
     moved_to[r] = static_cast<int32_t>(r);
   }
+}
+
+// f(sender, expert, rows) of a round, in the order in which they arrive.
+template <class F>
+void each_block(const ExpertTravel& t, int64_t round, int64_t ranks, int64_t local, F&& f) {
+  const auto* counts = t.recv_counts.as<int32_t>();
+  for (int64_t r = 0; r < ranks; ++r, counts += local) {
+    const Part part = part_of(std::accumulate(counts, counts + local, int64_t{0}), t.rounds, round);
+    int64_t at = 0;
+    for (int64_t l = 0; l < local; ++l, at += counts[l - 1]) {
+      const int64_t begin = std::max(at, part.begin), end = std::min(at + counts[l], part.end());
+      f(r, l, static_cast<int32_t>(std::max<int64_t>(0, end - begin)));
+    }
+  }
+}
+
+void count_round(const ExpertTravel& t, int64_t round, int64_t ranks, int64_t local, ExpertRound& to) {
+  auto* begin = to.begin.as<int64_t>();
+  auto* offsets = to.offsets.as<int32_t>();
+  std::fill_n(begin, ranks + 1, 0);
+  std::fill_n(offsets, local + 1, 0);
+  each_block(t, round, ranks, local, [&](int64_t r, int64_t l, int32_t rows) {
+    begin[r + 1] += rows;
+    offsets[l + 1] += rows;
+  });
+  for (int64_t r = 0; r < ranks; ++r) begin[r + 1] += begin[r];
+  for (int64_t l = 0; l < local; ++l) offsets[l + 1] += offsets[l];
+  to.received = begin[ranks];
+  CHECK(to.received <= INT32_MAX, "{} rows come to this rank", to.received);
+}
+
+// offsets[l] is where the next row of expert l goes, and in the end where those of l + 1 begin.
+void sort_round(const ExpertTravel& t, int64_t round, int64_t ranks, int64_t local, ExpertRound& to) {
+  auto *offsets = to.offsets.as<int32_t>(), *received = to.received_row.as<int32_t>(),
+       *sorted = to.sorted_row.as<int32_t>();
+  int32_t from = 0;
+  each_block(t, round, ranks, local, [&](int64_t, int64_t l, int32_t rows) {
+    for (int32_t i = 0; i < rows; ++i, ++from) {
+      received[offsets[l]] = from;
+      sorted[from] = offsets[l]++;
+    }
+  });
+  for (int64_t l = local; l > 0; --l) offsets[l] = offsets[l - 1];
+  offsets[0] = 0;
 }
 
 }  // namespace
@@ -72,43 +117,39 @@ void plan_sent_rows(const ExpertPlaces& places, View offsets, View row_token, Vi
       back[i * places.etp + q] = row[i] < kept ? q * kept + row[i] : (places.etp - 1) * kept + row[i];
 }
 
-void plan_received_rows(const ExpertPlaces& places, int64_t local, Arena& keep, bool dry_run, ExpertTravel& t) {
-  const int64_t ranks = places.ranks();
-  t.recv_begin = keep.take({ranks + 1}, DType::kI64);
-  t.offsets = keep.take({local + 1}, DType::kI32);
-  if (!dry_run) {
-    const auto* counts = t.recv_counts.as<int32_t>();
-    auto* begin = t.recv_begin.as<int64_t>();
-    begin[0] = 0;
-    for (int64_t r = 0; r < ranks; ++r) {
-      begin[r + 1] = begin[r];
-      for (int64_t l = 0; l < local; ++l) begin[r + 1] += counts[r * local + l];
-    }
-    t.received = begin[ranks];
-    CHECK(t.received <= INT32_MAX, "{} rows come to this rank", t.received);
-  }
-  t.received_row = keep.take({t.received}, DType::kI32);
-  t.sorted_row = keep.take({t.received}, DType::kI32);
-  if (dry_run) return;
-  const auto* counts = t.recv_counts.as<int32_t>();
-  auto *offsets = t.offsets.as<int32_t>(), *received = t.received_row.as<int32_t>(),
-       *sorted = t.sorted_row.as<int32_t>();
-  // offsets[l]: first where the rows of expert l begin, then where its next one goes, which in the end is where those
-  // of l + 1 begin.
-  int32_t at = 0;
-  for (int64_t l = 0; l < local; ++l) {
-    offsets[l] = at;
-    for (int64_t r = 0; r < ranks; ++r) at += counts[r * local + l];
-  }
-  int32_t from = 0;
-  for (int64_t r = 0; r < ranks; ++r)
-    for (int64_t l = 0; l < local; ++l)
-      for (int32_t i = 0; i < counts[r * local + l]; ++i, ++from) {
-        received[offsets[l]] = from;
-        sorted[from] = offsets[l]++;
-      }
-  for (int64_t l = local; l > 0; --l) offsets[l] = offsets[l - 1];
-  offsets[0] = 0;
+Part ExpertTravel::sent_part(int64_t ep_rank, int64_t round) const {
+  const auto* begin = send_begin.as<int64_t>() + ep_rank;
+  const Part part = part_of(begin[1] - begin[0], rounds, round);
+  return {begin[0] + part.begin, part.count};
+}
+
+int64_t rounds_needed(const ExpertPlaces& places, View counts, int64_t most_rows) {
+  if (most_rows == 0 || counts.elements() == 0) return 1;
+  CHECK(most_rows >= places.ranks(), "{} rows a round from {} ranks", most_rows, places.ranks());
+  const int64_t local = counts.dim(1);
+  const auto* count = counts.as<int32_t>();
+  const auto rows = [&](int64_t rounds) {
+    int64_t most = 0;
+    for (int64_t r = 0; r < places.ranks(); ++r)
+      most += (std::accumulate(count + r * local, count + (r + 1) * local, int64_t{0}) + rounds - 1) / rounds;
+    return most;
+  };
+  int64_t rounds = std::max<int64_t>(1, rows(1) / most_rows);
+  while (rows(rounds) > most_rows) ++rounds;
+  return rounds;
+}
+
+ExpertRound plan_round(const ExpertPlaces& places, const ExpertTravel& t, int64_t round, Arena& arena, bool dry_run,
+                       int64_t planned) {
+  const int64_t ranks = places.ranks(), local = t.recv_counts.dim(1);
+  ExpertRound r{.received = planned};
+  r.begin = arena.take({ranks + 1}, DType::kI64);
+  r.offsets = arena.take({local + 1}, DType::kI32);
+  if (!dry_run) count_round(t, round, ranks, local, r);
+  r.received_row = arena.take({r.received}, DType::kI32);
+  r.sorted_row = arena.take({r.received}, DType::kI32);
+  if (!dry_run) sort_round(t, round, ranks, local, r);
+  return r;
 }
 
 int64_t most_received_rows(const ExpertPlaces& places, int64_t local, int64_t tokens, int64_t top_k) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "concerto/base/rng.h"
@@ -82,11 +84,11 @@ TEST(ExpertPlan, ReceivedRowsAreSortedByExpertThenSender) {
   std::vector<int32_t> counts{1, 2, 3, 0};  // sender 0: 1 row of the first expert, 2 of the second; sender 1: 3, none
   ExpertTravel t;
   t.recv_counts = view(counts, {2, 2});
-  plan_received_rows(places, 2, keep, false, t);
-  EXPECT_EQ(t.received, 6);
-  EXPECT_EQ(ints(t.offsets), (std::vector<int32_t>{0, 4, 6}));
-  EXPECT_EQ(ints(t.received_row), (std::vector<int32_t>{0, 3, 4, 5, 1, 2}));
-  EXPECT_EQ(ints(t.sorted_row), (std::vector<int32_t>{0, 4, 5, 1, 2, 3}));
+  const ExpertRound r = plan_round(places, t, 0, keep, false, 0);
+  EXPECT_EQ(r.received, 6);
+  EXPECT_EQ(ints(r.offsets), (std::vector<int32_t>{0, 4, 6}));
+  EXPECT_EQ(ints(r.received_row), (std::vector<int32_t>{0, 3, 4, 5, 1, 2}));
+  EXPECT_EQ(ints(r.sorted_row), (std::vector<int32_t>{0, 4, 5, 1, 2, 3}));
 }
 
 TEST(ExpertPlan, RanksWithoutExpertsOrRows) {
@@ -97,9 +99,10 @@ TEST(ExpertPlan, RanksWithoutExpertsOrRows) {
     std::vector<int32_t> counts(static_cast<size_t>(3 * local), 0);
     ExpertTravel t;
     t.recv_counts = view(counts, {3, local});
-    plan_received_rows(places, local, keep, false, t);
-    EXPECT_EQ(t.received, 0);
-    EXPECT_EQ(ints(t.offsets), std::vector<int32_t>(static_cast<size_t>(local + 1), 0));
+    const ExpertRound r = plan_round(places, t, 0, keep, false, 0);
+    EXPECT_EQ(r.received, 0);
+    EXPECT_EQ(ints(r.offsets), std::vector<int32_t>(static_cast<size_t>(local + 1), 0));
+    EXPECT_EQ(rounds_needed(places, t.recv_counts, 3), 1);
   }
   Routed none = route({}, 2, 2, false);
   ExpertTravel t;
@@ -109,63 +112,121 @@ TEST(ExpertPlan, RanksWithoutExpertsOrRows) {
   EXPECT_EQ(ints(t.send_counts), (std::vector<int32_t>{0, 0}));
 }
 
-// What all ranks plan together: each row arrives at its expert, in (sender, token, slot) order.
+// Senders with 5 and 2 rows, at most 4 at a time: 2 rounds of 3 + 1 rows at most.
+TEST(ExpertPlan, RoundsKeepWithinTheBound) {
+  const ExpertPlaces places = expert_places(experts(4), {.ep = 2});
+  std::vector<int32_t> counts{4, 1, 0, 2};
+  const View all = view(counts, {2, 2});
+  EXPECT_EQ(rounds_needed(places, all, 0), 1);
+  EXPECT_EQ(rounds_needed(places, all, 7), 1);
+  EXPECT_EQ(rounds_needed(places, all, 6), 2);
+  EXPECT_EQ(rounds_needed(places, all, 4), 2);
+  EXPECT_EQ(rounds_needed(places, all, 3), 3);
+  EXPECT_EQ(rounds_needed(places, all, 2), 5);
+  EXPECT_THROW(rounds_needed(places, all, 1), Bug);
+  Arena keep(4096);
+  ExpertTravel t{.rounds = 2};
+  t.recv_counts = all;
+  const ExpertRound first = plan_round(places, t, 0, keep, false, 0), last = plan_round(places, t, 1, keep, false, 0);
+  EXPECT_EQ(ints(first.offsets), (std::vector<int32_t>{0, 2, 3}));  // 2 rows of the 5, 1 of the 2
+  EXPECT_EQ(ints(last.offsets), (std::vector<int32_t>{0, 2, 4}));
+  EXPECT_EQ(ints(last.received_row), (std::vector<int32_t>{0, 1, 2, 3}));
+  int64_t begin[3] = {0, 5, 7};
+  t.send_begin = View(begin, {3}, DType::kI64);
+  EXPECT_EQ(t.sent_part(0, 1).begin, 2);
+  EXPECT_EQ(t.sent_part(0, 1).count, 3);
+  EXPECT_EQ(t.sent_part(1, 0).begin, 5);
+  EXPECT_EQ(t.sent_part(1, 0).count, 1);
+}
+
+// A random group: the choices of each rank's tokens, and what each of them plans to send.
+struct Group {
+  static constexpr int64_t kExperts = 7, kTopK = 3;
+  ExpertPlaces places;
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<Arena> keep;
+  std::vector<ExpertTravel> travels;
+
+  Group(int ep, uint64_t seed) {
+    const Rng rng(seed, "expert plan");
+    ShardPlan plan{.ep = ep};
+    for (int e = 0; e < kExperts; ++e)
+      plan.rank_of_expert.push_back(
+          static_cast<int>(rng.below(static_cast<uint64_t>(100 + e), static_cast<uint64_t>(ep))));
+    places = expert_places(experts(kExperts), plan);
+    Arena scratch(1 << 16);
+    for (int r = 0; r < ep; ++r) {
+      const auto tokens = static_cast<int64_t>(rng.below(static_cast<uint64_t>(200 + r), 9));
+      std::vector<int32_t> mine;
+      for (int64_t i = 0; i < tokens * kTopK; ++i)
+        mine.push_back(static_cast<int32_t>(rng.below(static_cast<uint64_t>(1000 * (r + 1) + i), kExperts + 1)));
+      Routed routed = route(mine, kTopK, kExperts, true);
+      ids.push_back(mine);
+      keep.emplace_back(1 << 16);
+      travels.emplace_back();
+      plan_sent_rows(places, view(routed.offsets, {kExperts + 2}), view(routed.row_token, {tokens * kTopK}),
+                     view(routed.row_of, {tokens, kTopK}), keep.back(), scratch, false, travels.back());
+    }
+  }
+
+  // What `owner` learns from the count exchange.
+  std::vector<int32_t> counts(int owner) const {
+    std::vector<int32_t> all;
+    for (const ExpertTravel& t : travels)
+      for (int64_t l = places.first[static_cast<size_t>(owner)]; l < places.first[static_cast<size_t>(owner) + 1]; ++l)
+        all.push_back(ints(t.send_counts)[static_cast<size_t>(l)]);
+    return all;
+  }
+};
+
+// Checks one round of what comes to `owner`; returns how many rows did.
+int64_t check_round(Group& g, int owner, const ExpertTravel& mine, int64_t round) {
+  std::vector<std::pair<int, int32_t>> arrived;  // sender, its row
+  for (size_t r = 0; r < g.travels.size(); ++r) {
+    g.travels[r].rounds = mine.rounds;
+    const Part part = g.travels[r].sent_part(owner, round);
+    for (int64_t s = part.begin; s < part.end(); ++s) arrived.emplace_back(r, static_cast<int32_t>(s));
+  }
+  Arena own(1 << 16);
+  const ExpertRound plan = plan_round(g.places, mine, round, own, false, 0);
+  EXPECT_EQ(plan.received, static_cast<int64_t>(arrived.size()));
+  std::vector<std::tuple<size_t, int, int64_t>> order;  // expert, sender, (token, slot)
+  const std::vector<int>& held = g.places.experts[static_cast<size_t>(owner)];
+  for (size_t l = 0; l < held.size(); ++l)
+    for (int32_t s = ints(plan.offsets)[l]; s < ints(plan.offsets)[l + 1]; ++s) {
+      const int32_t at = ints(plan.received_row)[static_cast<size_t>(s)];
+      EXPECT_EQ(ints(plan.sorted_row)[static_cast<size_t>(at)], s);
+      const auto [sender, row] = arrived[static_cast<size_t>(at)];
+      const std::vector<int32_t> rows = ints(g.travels[static_cast<size_t>(sender)].send_row);
+      const auto choice = std::find(rows.begin(), rows.end(), row) - rows.begin();
+      EXPECT_EQ(g.ids[static_cast<size_t>(sender)][static_cast<size_t>(choice)], held[l]);
+      order.emplace_back(l, sender, choice);
+    }
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  return plan.received;
+}
+
+// What all ranks plan together: each row arrives at its expert once, in (sender, token, slot) order, in one round or in
+// many.
 TEST(ExpertPlan, EveryRowMeetsItsExpert) {
   for (const int ep : {1, 2, 3, 4})
-    for (uint64_t seed = 0; seed < 8; ++seed) {
-      const Rng rng(seed, "expert plan");
-      const int64_t count = 7, top_k = 3;
-      ShardPlan plan{.ep = ep};
-      for (int e = 0; e < count; ++e) plan.rank_of_expert.push_back(static_cast<int>(rng.below(100 + e, ep)));
-      const ExpertPlaces places = expert_places(experts(count), plan);
-      std::vector<Arena> keep;
-      Arena scratch(1 << 16);
-      std::vector<ExpertTravel> travels(static_cast<size_t>(ep));
-      std::vector<std::vector<int32_t>> ids(static_cast<size_t>(ep));
-      for (int r = 0; r < ep; ++r) {
-        auto& mine = ids[static_cast<size_t>(r)];
-        const int64_t tokens = static_cast<int64_t>(rng.below(200 + r, 9));
-        for (int64_t i = 0; i < tokens * top_k; ++i)
-          mine.push_back(static_cast<int32_t>(rng.below(1000 * (r + 1) + i, count + 1)));
-        Routed routed = route(mine, top_k, count, true);
-        keep.emplace_back(1 << 16);
-        plan_sent_rows(places, view(routed.offsets, {count + 2}), view(routed.row_token, {tokens * top_k}),
-                       view(routed.row_of, {tokens, top_k}), keep.back(), scratch, false,
-                       travels[static_cast<size_t>(r)]);
-      }
-      for (int owner = 0; owner < ep; ++owner) {
-        const int64_t local = places.count(owner);
-        std::vector<int32_t> counts;
-        std::vector<std::pair<int, int32_t>> arrived;  // sender, its row
-        for (int r = 0; r < ep; ++r) {
-          const ExpertTravel& t = travels[static_cast<size_t>(r)];
-          for (int64_t l = 0; l < local; ++l)
-            counts.push_back(ints(t.send_counts)[static_cast<size_t>(places.first[owner] + l)]);
-          for (int64_t s = t.send_begin.as<int64_t>()[owner]; s < t.send_begin.as<int64_t>()[owner + 1]; ++s)
-            arrived.emplace_back(r, static_cast<int32_t>(s));
-        }
-        ExpertTravel t;
-        t.recv_counts = view(counts, {ep, local});
-        Arena own(1 << 16);
-        plan_received_rows(places, local, own, false, t);
-        ASSERT_EQ(t.received, static_cast<int64_t>(arrived.size()));
-        std::vector<std::tuple<int64_t, int, int64_t>> order;  // expert, sender, (token, slot)
-        for (int64_t l = 0; l < local; ++l)
-          for (int32_t s = ints(t.offsets)[static_cast<size_t>(l)]; s < ints(t.offsets)[static_cast<size_t>(l + 1)];
-               ++s) {
-            const int32_t at = ints(t.received_row)[static_cast<size_t>(s)];
-            EXPECT_EQ(ints(t.sorted_row)[static_cast<size_t>(at)], s);
-            const auto [sender, row] = arrived[static_cast<size_t>(at)];
-            const std::vector<int32_t> rows = ints(travels[static_cast<size_t>(sender)].send_row);
-            const auto choice = std::find(rows.begin(), rows.end(), row) - rows.begin();
-            const auto& mine = ids[static_cast<size_t>(sender)];
-            EXPECT_EQ(mine[static_cast<size_t>(choice)],
-                      places.experts[static_cast<size_t>(owner)][static_cast<size_t>(l)]);
-            order.emplace_back(l, sender, choice);
+    for (uint64_t seed = 0; seed < 8; ++seed)
+      for (const int64_t bound : {0, 4, 9}) {
+        Group g(ep, seed);
+        for (int owner = 0; owner < ep; ++owner) {
+          std::vector<int32_t> counts = g.counts(owner);
+          ExpertTravel mine;
+          mine.recv_counts = view(counts, {ep, g.places.count(owner)});
+          mine.rounds = rounds_needed(g.places, mine.recv_counts, bound);
+          int64_t rows = 0;
+          for (int64_t round = 0; round < mine.rounds; ++round) {
+            const int64_t now = check_round(g, owner, mine, round);
+            EXPECT_TRUE(bound == 0 || now <= bound) << now << " rows, bound " << bound;
+            rows += now;
           }
-        EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+          EXPECT_EQ(rows, std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+        }
       }
-    }
 }
 
 TEST(ExpertPlan, RowsToPlanFor) {

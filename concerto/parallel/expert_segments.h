@@ -13,6 +13,11 @@
 // layer's output is bit-equal to one rank's. With etp > 1 every row comes back once from each slice of its expert, and
 // all are added in the stat type and rounded once.
 //
+// Rounds: with a bound on the rows that a rank takes at once (ExpertGroup::most_rows), those of later rounds are brought,
+// computed and sent back by the return segment, in memory of the call: nothing of them is kept, and backward brings them
+// again and makes their weight gradients at once. Every row is computed once all the same and slots add up as before, so
+// the output does not change by a bit; the sums of weight gradients have another order.
+//
 // Tickets: the record of dispatch_start (ExpertTravel, in its Saved) holds their numbers between start and finish, and
 // the communicator is the segments' own.
 #pragma once
@@ -20,47 +25,10 @@
 #include <memory>
 #include <vector>
 
-#include "concerto/comm/communicator.h"
 #include "concerto/layers/moe_segments.h"
-#include "concerto/parallel/expert_plan.h"
+#include "concerto/parallel/expert_layer.h"
 
 namespace concerto {
-
-// The ep * etp ranks (MeshGroup::kDispatch, in order of rank) that hold all experts once, and which experts are where.
-struct ExpertGroup {
-  Communicator* dispatch = nullptr;
-  ShardPlan plan;
-};
-
-// What the segments of one layer share: who they talk to and who holds what.
-struct ExpertLayer {
-  Communicator* comm = nullptr;
-  ShardPlan plan;
-  ExpertPlaces places;
-  int64_t local = 0;  // experts here
-  int64_t top_k = 0;
-  int layer = 0;
-
-  ExpertLayer(const ModelConfig& config, const ExpertGroup& group, int layer);
-
-  void exchange_counts(const SegmentContext& ctx, ExpertTravel& travel) const;
-  // From this rank's tokens to the experts, and back: rows of any type. The views are the operation's own until wait():
-  // `sent` [kept or more, ...], `received` [R, ...], `back` [back_rows, ...]. Gives the ticket's number. Lists of views
-  // come from `passing`; `what` names the operation in errors.
-  int64_t start_to_experts(const SegmentContext& ctx, const ExpertTravel& travel, View sent, View received,
-                           Arena& passing, const char* what) const;
-  int64_t start_to_tokens(const SegmentContext& ctx, const ExpertTravel& travel, View received, View back,
-                          Arena& passing, const char* what) const;
-  void wait(const SegmentContext& ctx, int64_t ticket, const char* what) const;
-
- private:
-  // Two lists of one view a rank. Null in a dry run.
-  struct Lists {
-    View *to, *from;
-  };
-  Lists take_lists(Arena& arena) const;
-  int64_t start(const Lists& lists, const char* what) const;
-};
 
 class DispatchStartSegment final : public Segment {
  public:
@@ -85,17 +53,32 @@ class DispatchFinishSegment final : public Segment {
 
 class ReturnSegment final : public Segment {
  public:
-  explicit ReturnSegment(std::shared_ptr<const ExpertLayer> layer);
+  // `experts`: those of the same unit, which the later rounds run.
+  ReturnSegment(std::shared_ptr<const ExpertLayer> layer, const ExpertsSegment& experts);
   void forward(const SegmentContext& ctx, const Acts& in, Acts& out, Saved& saved) const override;
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
 
  private:
+  // A later round, in scratch memory.
+  struct Later {
+    ExpertRound plan;
+    Acts out;     // of the experts
+    Saved saved;  // likewise
+  };
+  void bring(const SegmentContext& ctx, const ExpertTravel& travel, int64_t round, Later& later) const;
+  void send_back(const SegmentContext& ctx, const ExpertTravel& travel, const ExpertLayer::Round& round, View sorted,
+                 View back, const char* what) const;
+  void forward_later(const SegmentContext& ctx, const ExpertTravel& travel, int64_t round, View back) const;
+  void backward_later(const SegmentContext& ctx, const ExpertTravel& travel, int64_t round, View sent) const;
+
   std::shared_ptr<const ExpertLayer> layer_;
+  const ExpertsSegment& experts_;
 };
 
-// Appends the segments from dispatch to combine, in their order. `shared`: the shared experts' segment, or null.
+// Appends the segments from dispatch to combine, in their order. `shared`: the shared experts' segment, or null. `shard`:
+// who shares the tokens of a micro-batch, for those who watch.
 void add_expert_segments(std::vector<std::unique_ptr<Segment>>& segments, const ParameterStore& store,
                          const ModelConfig& config, const std::string& prefix, int layer, const ExpertGroup& group,
-                         std::unique_ptr<Segment> shared);
+                         std::unique_ptr<Segment> shared, const TensorShard& shard = {});
 
 }  // namespace concerto

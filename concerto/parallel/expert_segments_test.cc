@@ -276,6 +276,59 @@ TEST(ExpertParallel, MemoryIsPlannedForTheWorst) {
   EXPECT_GT(static_cast<double>(worst.keep_bytes), 0.9 * static_cast<double>(worst.most_bytes));
 }
 
+// In rounds the output has the bits of one round; weight gradients add up in another order.
+TEST(ExpertParallel, RoundsChangeOnlyTheOrderOfWeightGradients) {
+  for (const Layout& l : kLayouts)
+    for (const int64_t most : {9, 1000}) {
+      SCOPED_TRACE(text(l) + " rounds of " + std::to_string(most));
+      ExpertCase c = layout_case(l, ref_backend(), DType::kF64);
+      set_tokens(c, 37);
+      const ExpertResult whole = run_group(c);
+      c.most_rows = most;
+      c.steps = l.experts == 5 ? 3 : 1;
+      c.recompute = most == 9;
+      AllocationGuard::reset();
+      const ExpertResult got = run_group(c);
+      EXPECT_EQ(AllocationGuard::count(), 0) << AllocationGuard::first_stack();
+      const double other_order = most < 1000 ? 1e-14 : 0;
+      expect_equal(got, whole, {.experts = other_order});
+    }
+}
+
+TEST(ExpertParallel, RoundsInBf16) {
+  for (const bool drops : {false, true}) {
+    ExpertCase c = layout_case({3, 1, 7, {}}, cpu_backend(), DType::kBF16);
+    c.may_drop = drops;
+    set_tokens(c, 64);
+    for (size_t i = 0; i < c.choices.size() && drops; i += 5) c.choices[i] = 7;
+    const ExpertResult one = run_one_rank(c), whole = run_group(c);
+    c.most_rows = 20;
+    const ExpertResult got = run_group(c);
+    // f32 sums of at most 64 rows.
+    expect_equal(got, whole, {.experts = 64 * 0x1p-23});
+    expect_equal(got, one, {.dnormed = 3 * 0x1p-8, .experts = 64 * 0x1p-23, .shared = 64 * 0x1p-23});
+  }
+}
+
+// Everything to one rank: kept memory stays within the bound, and so does what is planned.
+TEST(ExpertParallel, RoundsBoundMemory) {
+  ExpertCase c = layout_case({4, 1, 16, {}}, cpu_backend(), DType::kF32);
+  set_tokens(c, 400);
+  for (size_t i = 0; i < c.choices.size(); ++i) c.choices[i] = static_cast<int32_t>(i % 2);
+  const ExpertResult unbounded = run_group(c);
+  c.most_rows = 100;
+  const ExpertResult got = run_group(c);
+  EXPECT_LE(got.keep_bytes, got.most_bytes);
+  EXPECT_LT(3 * got.most_bytes, unbounded.most_bytes);
+  expect_close(got.hidden, unbounded.hidden, 0, "hidden");
+  // Counts, rounds; forward 8 rounds of rows, weights, rows back; backward: rows and weights again but for the first.
+  EXPECT_EQ(got.traffic.operations, 2 + 8 * 3 + 7 * 2 + 8 * 3);
+  for (const int64_t rank_rows : {1, 3}) {
+    c.most_rows = rank_rows;
+    EXPECT_THROW(run_group(c), Bug);
+  }
+}
+
 // A rank that never sends its counts: the others say which layer, what they waited for, and whom.
 TEST(ExpertParallel, MissingCountsAreNamed) {
   ExpertCase c = layout_case({3, 1, 6, {}}, cpu_backend(), DType::kF32);

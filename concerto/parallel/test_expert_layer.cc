@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 #include <optional>
 
@@ -18,7 +17,6 @@ namespace {
 constexpr int kLayer = 0;
 const std::string kPrefix = "model.layers.0.";
 constexpr uint64_t kSeed = 7;
-std::mutex results;
 
 double draw(const char* name, int64_t i) { return Rng(kSeed, name).normal(static_cast<uint64_t>(i)); }
 
@@ -74,7 +72,7 @@ class Run {
     if (c.config.moe_num_shared_experts > 0)
       shared = std::make_unique<SharedExpertsSegment>(store_, c.config, kPrefix, kLayer);
     if (comm) {
-      add_expert_segments(segments_, store_, c.config, kPrefix, kLayer, {comm, plan_}, std::move(shared));
+      add_expert_segments(segments_, store_, c.config, kPrefix, kLayer, {comm, plan_, c.most_rows}, std::move(shared));
     } else {
       if (shared) segments_.push_back(std::move(shared));
       segments_.push_back(std::make_unique<DispatchSegment>(c.config, kLayer));
@@ -306,14 +304,17 @@ void run_rank(const ExpertCase& c, Communicator& comm, ExpertResult& whole, cons
     comm.abort(e.what());  // before memory goes away in which rows may be under way
     throw;
   }
-  const std::lock_guard lock(results);
-  run.add_to(whole);
-  if (comm.rank() != 0) return;
-  whole.most_bytes = planned.most_bytes;
-  whole.usual_bytes = planned.usual_bytes;
-  whole.traffic = comm.traffic();
-  whole.traffic.all_to_all -= before.all_to_all;
-  whole.traffic.operations -= before.operations;
+  if (comm.rank() == 0) {
+    whole.most_bytes = planned.most_bytes;
+    whole.usual_bytes = planned.usual_bytes;
+    whole.traffic = comm.traffic();
+    whole.traffic.all_to_all -= before.all_to_all;
+    whole.traffic.operations -= before.operations;
+  }
+  for (int r = 0; r < comm.size(); ++r) {  // one after the other: sums have an order
+    if (r == comm.rank()) run.add_to(whole);
+    comm.barrier();
+  }
 }
 
 }  // namespace concerto::test

@@ -21,6 +21,7 @@ struct ExpertCase {
   std::vector<int64_t> tokens;   // of each rank of the group, in order
   std::vector<int32_t> choices;  // [T, K] expert ids of all tokens; E: dropped
   bool may_drop = false;
+  int64_t most_rows = 0;  // of a round
   bool recompute = false;
   int steps = 1;  // all the same: only left-over memory could make a difference
   // Changes what tensors hold: name, elements by (row, column) of the whole tensor.

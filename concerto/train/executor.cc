@@ -147,7 +147,9 @@ void Executor::plan_memory() {
   const Arenas& a = *arenas_;
   const Context real = context_;
   context_.dry_run = true;
+  usual_load_ = true;
   dry_run(options_.usual_docs);
+  usual_load_ = false;
   note_growth();
   const int64_t usual_scratch = a.scratch.high_water();
   dry_run(options_.max_docs);
@@ -264,7 +266,8 @@ SegmentContext Executor::segment_context(Slot& slot, bool training) {
           .router = &slot.router.stats,
           .observer = context_.dry_run ? nullptr : observer_,
           .training = training,
-          .freeze_router = options_.routing.freeze_router};
+          .freeze_router = options_.routing.freeze_router,
+          .usual_load = usual_load_};
 }
 
 void Executor::begin_output(std::span<const MicroBatch> micro_batches, StepOutput& output) {

@@ -156,6 +156,7 @@ class Executor {
   Observer* observer_ = nullptr;
   TraceWriter* trace_ = nullptr;
   std::vector<Action>* played_ = nullptr;
+  bool usual_load_ = false;  // while memory is planned
   std::unique_ptr<Arenas> arenas_;
   std::vector<std::unique_ptr<Chunk>> chunks_;
   std::vector<std::pair<Arena*, std::vector<Arena::Growth>>> growth_;  // of each arena, in a usual step

@@ -118,10 +118,17 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
 StepEngine::~StepEngine() = default;
 
 void StepEngine::make_stages(const ShardPlan& plan) {
-  for (const StageSpan& span : plan.stages)
+  StageLayout layout;
+  if (groups_ && groups_->tp()) {
+    exchange_ = std::make_unique<GroupTokenExchange>(*groups_->tp());
+    layout.shard = {.exchange = exchange_.get(), .size = plan.tp, .rank = plan.tp_rank};
+  }
+  if (groups_) layout.experts = {.dispatch = groups_->dispatch(), .plan = plan};
+  for (const StageSpan& span : plan.stages) {
+    layout.span = span;
     stages_.push_back(std::make_unique<Stage>(config_.model.config, *store_, config_.parallel.recompute,
-                                              config_.training.seq_length, config_.training.routing_unit,
-                                              StageLayout{.span = span}));
+                                              config_.training.seq_length, config_.training.routing_unit, layout));
+  }
 }
 
 // Every data rank plays the same list.

@@ -8,6 +8,7 @@
 
 #include "concerto/optim/gradient_sync.h"
 #include "concerto/optim/optimizer.h"
+#include "concerto/parallel/token_exchange.h"
 #include "concerto/train/bad_step.h"
 #include "concerto/train/executor.h"
 #include "concerto/train/metrics.h"
@@ -69,7 +70,8 @@ class StepEngine {
   PipelineSchedule schedule_;
   std::unique_ptr<ParameterStore> store_;
   std::vector<std::unique_ptr<Stage>> stages_;
-  std::unique_ptr<GradientSync> sync_;  // null: one rank
+  std::unique_ptr<TokenExchange> exchange_;  // null: one tensor parallel rank
+  std::unique_ptr<GradientSync> sync_;       // null: one rank
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<RouterSteps> router_steps_;

@@ -191,6 +191,22 @@ TEST(Oracle, Pipeline) {
   check({"mtp", 1, layout({.pp = 3}), OptimizerName::kLamb});
 }
 
+TEST(Oracle, Expert) {
+  for (const int ep : {2, 3})
+    for (const char* model : {"moe", "padded", "plain_per_layer_z"}) check({model, 6, layout({.dp = ep, .ep = ep})});
+  check({"moe", 5, layout({.dp = 4, .ep = 2})});
+  check({"moe", 5, layout({.dp = 4, .ep = 2, .etp = 2})});
+  check({"moe", 6, layout({.dp = 2, .pp = 2, .ep = 2}, "zero_bubble_v"), OptimizerName::kLamb});
+}
+
+TEST(Oracle, Tensor) {
+  for (const int tp : {2, 4})
+    for (const char* model : {"dense", "moe", "padded", "packed", "mtp", "plain_per_layer_z"})
+      check({model, 3, layout({.tp = tp})});
+  check({"moe", 3, layout({.tp = 4, .ep = 4})});
+  check({"moe", 4, layout({.tp = 2, .dp = 2, .pp = 2, .ep = 4}, "zero_bubble"), OptimizerName::kLamb});
+}
+
 TEST(Oracle, Mixed) {
   for (const char* model : {"moe", "mtp", "dense"})
     for (const char* schedule : {"1f1b", "zero_bubble", "zero_bubble_v"})
