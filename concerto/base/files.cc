@@ -61,6 +61,24 @@ int64_t regular_file_size(int fd, const std::string& path) {
   return status.st_size;
 }
 
+template <class Write>
+void write_all(const std::string& path, const void* data, size_t bytes, Write&& write) {
+  const auto* p = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = faulted("write", path) ? -1 : write(p, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw io_error(path, "write");
+    p += n;
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
+void sync_and_close(const std::string& path, int& fd) {
+  CHECK(fd >= 0, "{} is finished", path);
+  if (faulted("sync", path) || ::fsync(fd) != 0) throw io_error(path, "sync");
+  if (::close(std::exchange(fd, -1)) != 0) throw io_error(path, "close");
+}
+
 }  // namespace
 
 void set_io_fault_for_tests(IoFault fault) { io_fault = std::move(fault); }
@@ -175,22 +193,34 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(const void* data, size_t bytes) {
   CHECK(fd_ >= 0, "{} is finished", path_);
-  const auto* p = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = faulted("write", path_) ? -1 : ::write(fd_, p, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw io_error(path_, "write");
-    p += n;
-    bytes -= static_cast<size_t>(n);
-    bytes_ += n;
-  }
+  write_all(path_, data, bytes, [&](const char* p, size_t n) { return ::write(fd_, p, n); });
+  bytes_ += static_cast<int64_t>(bytes);
 }
 
-void FileWriter::finish() {
-  CHECK(fd_ >= 0, "{} is finished", path_);
-  if (faulted("sync", path_) || ::fsync(fd_) != 0) throw io_error(path_, "sync");
-  if (::close(std::exchange(fd_, -1)) != 0) throw io_error(path_, "close");
+void FileWriter::extend(int64_t bytes) {
+  CHECK(fd_ >= 0 && bytes >= bytes_, "{}: {} bytes of {}", path_, bytes, bytes_);
+  if (faulted("write", path_) || ::ftruncate(fd_, bytes) != 0) throw io_error(path_, "write");
+  bytes_ = bytes;
 }
+
+void FileWriter::finish() { sync_and_close(path_, fd_); }
+
+FilePatcher::FilePatcher(std::string path) : path_(std::move(path)), fd_(open_file(path_, O_WRONLY, "open")) {}
+
+FilePatcher::~FilePatcher() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void FilePatcher::write_at(int64_t offset, const void* data, size_t bytes) {
+  CHECK(fd_ >= 0, "{} is finished", path_);
+  write_all(path_, data, bytes, [&](const char* p, size_t n) {
+    const ssize_t written = ::pwrite(fd_, p, n, offset);
+    if (written > 0) offset += written;
+    return written;
+  });
+}
+
+void FilePatcher::finish() { sync_and_close(path_, fd_); }
 
 MappedFile::MappedFile(const std::string& path) {
   const Descriptor file{open_file(path, kRead, "open")};

@@ -43,13 +43,30 @@ class FileWriter {
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
   void write(const void* data, size_t bytes);
-  void finish();  // fsync and close
+  void extend(int64_t bytes);  // the file is that long from now on, with zeros (or a hole) at its end
+  void finish();               // fsync and close
   int64_t bytes() const { return bytes_; }
 
  private:
   std::string path_;
   int fd_ = -1;
   int64_t bytes_ = 0;
+};
+
+// Places of a file that is there already; several writers may write different places of one file. The destructor closes
+// it without a sync.
+class FilePatcher {
+ public:
+  explicit FilePatcher(std::string path);
+  ~FilePatcher();
+  FilePatcher(const FilePatcher&) = delete;
+  FilePatcher& operator=(const FilePatcher&) = delete;
+  void write_at(int64_t offset, const void* data, size_t bytes);
+  void finish();  // fsync and close
+
+ private:
+  std::string path_;
+  int fd_ = -1;
 };
 
 // A whole file mapped read-only. Pages come in when they are touched, so that a file larger than memory can be read

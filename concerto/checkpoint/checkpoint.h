@@ -9,30 +9,32 @@
 //
 // A checkpoint is written as checkpoint-N.concerto.tmp, synced and renamed: a half-written one never has a checkpoint's name.
 // Every byte of it is covered by a hash, which loading checks. Tensors have global names and experts global ids,
-// whatever the layout of the ranks.
+// whatever the layout of the ranks. A file holds slices of tensors, as their owner had them; what a rank loads may be
+// cut in any other way.
+//
+// Functions that take a `world` are called by all its ranks; null: by the only one there is. They end with the same
+// Error on every rank, whichever rank met it.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "concerto/arch/model_spec.h"
 #include "concerto/checkpoint/safetensors.h"
+#include "concerto/checkpoint/save_plan.h"
+#include "concerto/checkpoint/tensor_box.h"
+#include "concerto/comm/communicator.h"
 #include "concerto/tensor/view.h"
 
 namespace concerto {
-
-constexpr std::string_view kWeightPrefix = "weight.", kMoment1Prefix = "moment1.", kMoment2Prefix = "moment2.";
-
-struct NamedTensor {
-  std::string name;  // with one of the prefixes
-  View view;         // dense; save_checkpoint only reads it
-  int expert = -1;   // global expert id, -1: none
-};
 
 // All of a run's state that is not a tensor.
 struct CheckpointMeta {
@@ -49,50 +51,88 @@ struct CheckpointMeta {
   std::map<std::string, double> counters;  // whatever else must go on after a resume (tokens seen, batches skipped)
 };
 
+// A part of a tensor in a file.
+struct StoredSlice {
+  Box box;
+  size_t file = 0;
+  uint64_t hash = 0;  // of its bytes
+};
+
 struct CheckpointTensor {
   std::string name;
-  Shape shape;
+  Shape shape;  // of the whole
   DType dtype = DType::kF32;
   int expert = -1;
-  size_t file = 0;    // index into files()
-  uint64_t hash = 0;  // of its bytes
+  std::vector<StoredSlice> slices;  // in ascending order, together the whole
+  int64_t bytes() const { return shape.elements() * dtype_bytes(dtype); }
 };
 
 struct SaveOptions {
   int64_t max_shard_bytes = 4'000'000'000;
   std::optional<DType> dtype;  // every tensor is converted to this on its way; none: as the views are
-  TensorProgress progress;     // may be empty
+  TensorProgress progress;     // of this rank; may be empty
+  Communicator* world = nullptr;
+  const ModelConfig* model = nullptr;  // if given, the weights must be this model's, all of them
+  SavePlan* plan = nullptr;            // kept by the caller from one save to the next; null: made anew
+  // Fetches the values of tensors whose views have no memory; a view is valid until the next call. May be empty.
+  std::function<View(const NamedTensor& tensor)> source;
 };
 
 // Writes run_dir/checkpoint-<meta.step>, replacing one of the same step, then `latest`; returns its path. Streams: no
 // second copy of the tensors is made. If anything fails (full disk, I/O error): Error(kIo), the temporary folder is
 // removed, older checkpoints and `latest` are untouched, and the run can go on. If only `latest` cannot be written, the
 // new checkpoint is whole and stays; find_latest finds it.
+//
+// Many ranks: every rank writes the tensors that it owns into files of its own, all at once. Before the first byte is
+// written (and once for a plan) rank 0 sees that the owned slices are every tensor that any rank lists, and `model` if
+// given, exactly once: else Error(kCheckpoint) that names what is missing and what is twice. After that ranks only tell
+// rank 0 how they fared, and hear whether the checkpoint stands; `meta` is rank 0's.
 std::string save_checkpoint(const std::string& run_dir, const CheckpointMeta& meta,
                             std::span<const NamedTensor> tensors, const SaveOptions& options = {});
 
-// An open checkpoint: manifest read and checked, files opened and compared with it. Every fault is Error(kCheckpoint)
-// with the path.
+// An open checkpoint: its manifest is read and checked. Its files are opened and compared with the manifest when they
+// are first needed. Every fault is Error(kCheckpoint) with the path. For one thread.
 class CheckpointReader {
  public:
   explicit CheckpointReader(const std::string& path);
   const std::string& path() const { return path_; }
   int64_t sequence() const { return sequence_; }
+  uint64_t manifest_hash() const { return manifest_hash_; }
   const CheckpointMeta& meta() const { return meta_; }
   const std::vector<CheckpointTensor>& tensors() const { return tensors_; }
-  const std::vector<SafetensorsFile>& files() const { return files_; }
   const CheckpointTensor* find(const std::string& name) const;
-  // Copies a tensor into a dense view of its shape (float types convert) and checks its hash. Error(kCheckpoint) names
-  // the tensor.
+  size_t file_count() const { return files_.size(); }
+  const std::string& file_name(size_t file) const { return files_[file].name; }
+  void check_files() const;  // opens all
+
+  // Copies a tensor into a dense view of its shape (float types convert) and checks its hashes. Error(kCheckpoint)
+  // names the tensor.
   void read(const std::string& name, const View& target) const;
-  void verify(const TensorProgress& progress = {}) const;  // the hash of every tensor
+  // Copies the part `box` of it into a dense view of the part's shape. Reads no byte outside; checks the hashes of the
+  // slices that lie in it whole.
+  void read_part(const CheckpointTensor& tensor, const Box& box, const View& target) const;
+  void verify_slice(const CheckpointTensor& tensor, const StoredSlice& slice) const;
+  // The hash of every slice and the head of every file; of many ranks each does its share of about the same bytes.
+  void verify(const TensorProgress& progress = {}, int rank = 0, int ranks = 1) const;
+  uint64_t tensor_hash(const CheckpointTensor& tensor) const;  // of all its bytes, however it is cut
 
  private:
+  struct File {
+    std::string name;
+    int64_t bytes;
+    uint64_t header_hash;
+    std::vector<std::pair<size_t, size_t>> slices;  // (tensor, slice) that it should hold
+    mutable std::unique_ptr<SafetensorsFile> open;
+  };
+  const SafetensorsFile& open_file(size_t file) const;
+  Error damaged(const CheckpointTensor& tensor, const StoredSlice& slice) const;
+
   std::string path_;
   int64_t sequence_ = 0;
+  uint64_t manifest_hash_ = 0;
   CheckpointMeta meta_;
   std::vector<CheckpointTensor> tensors_;
-  std::vector<SafetensorsFile> files_;
+  std::vector<File> files_;
   std::unordered_map<std::string_view, size_t> index_;
 };
 
@@ -100,7 +140,11 @@ class CheckpointReader {
 // in one Error(kCheckpoint), before anything is written. Hashes are checked as tensors are read: a wrong one is an
 // Error(kCheckpoint) too, and leaves the tensors before it filled. From a weights_only checkpoint the other tensors are
 // set to zero.
-void load_checkpoint(const std::string& path, CheckpointMeta& meta, std::span<const NamedTensor> tensors);
+//
+// Many ranks: each fills what it lists (`owned` does not matter here) and reads only the bytes of that. A slice whose
+// whole no rank reads has its hash checked in a pass of its own, which the ranks share. Extra is what no rank lists.
+void load_checkpoint(const std::string& path, CheckpointMeta& meta, std::span<const NamedTensor> tensors,
+                     Communicator* world = nullptr);
 
 struct CheckpointInfo {
   std::string path;
@@ -121,7 +165,7 @@ struct LatestCheckpoint {
 };
 // The whole checkpoint that was saved last, every hash verified. (Not simply the one of the highest step: a run may go
 // back to an older one.)
-LatestCheckpoint find_latest(const std::string& run_dir);
+LatestCheckpoint find_latest(const std::string& run_dir, Communicator* world = nullptr);
 
 // RUNDIR/latest is a text file with the name of a checkpoint beside it; people pass it as if it were that checkpoint.
 // Any other path comes back as it is.
@@ -133,5 +177,6 @@ std::string follow_latest(const std::string& path);
 std::vector<std::string> remove_old_checkpoints(const std::string& run_dir, int64_t keep, bool keep_best);
 
 std::string checkpoint_path(const std::string& run_dir, int64_t step);
+int64_t next_sequence(const std::string& run_dir);  // of the next save
 
 }  // namespace concerto

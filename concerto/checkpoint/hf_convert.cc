@@ -45,6 +45,29 @@ void export_checkpoint(const CheckpointReader& checkpoint, const std::string& di
       options);
 }
 
+std::string reshard_checkpoint(const CheckpointReader& checkpoint, const std::string& run_dir, int64_t max_shard_bytes,
+                               const TensorProgress& progress) {
+  if (path_exists(run_dir))
+    throw Error(ErrorCode::kIo, run_dir, "exists already", "Choose another folder or remove it.");
+  std::vector<NamedTensor> tensors;
+  for (const CheckpointTensor& tensor : checkpoint.tensors())
+    tensors.push_back({tensor.name, View(nullptr, tensor.shape, tensor.dtype), tensor.expert});
+  std::vector<std::byte> values;
+  SaveOptions options;
+  options.max_shard_bytes = max_shard_bytes;
+  options.progress = progress;
+  options.source = [&](const NamedTensor& tensor) {
+    values.resize(static_cast<size_t>(tensor.view.bytes()));
+    const View view(values.data(), tensor.view.shape, tensor.view.dtype);
+    checkpoint.read(tensor.name, view);
+    return view;
+  };
+  StagedDirectory staged(run_dir);
+  save_checkpoint(staged.path(), checkpoint.meta(), tensors, options);
+  staged.commit();
+  return checkpoint_path(run_dir, checkpoint.meta().step);
+}
+
 ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_dir, const TensorProgress& progress) {
   if (path_exists(run_dir))
     throw Error(ErrorCode::kIo, run_dir, "exists already", "Choose another folder or remove it.");
@@ -64,8 +87,7 @@ ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_
   meta.weights_only = true;
   if (!tokenizer_files(hf_dir).empty()) meta.tokenizer = hf_dir;
   StagedDirectory staged(run_dir);
-  save_checkpoint(staged.path(), meta, tensors,
-                  {.max_shard_bytes = SaveOptions().max_shard_bytes, .dtype = DType::kF32, .progress = progress});
+  save_checkpoint(staged.path(), meta, tensors, {.dtype = DType::kF32, .progress = progress, .model = &model});
   staged.commit();
   result.checkpoint = checkpoint_path(run_dir, 0);
   return result;

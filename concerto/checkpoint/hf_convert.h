@@ -20,6 +20,12 @@ void check_checkpoint_weights(const CheckpointReader& checkpoint, const ModelCon
 // tensor.
 void export_checkpoint(const CheckpointReader& checkpoint, const std::string& dir, const HfExport& options);
 
+// Makes run_dir, which must not exist, with the same checkpoint written as one rank writes it: whole tensors, in files
+// of at most max_shard_bytes (or one tensor each). All or nothing; hashes are checked on the way. Needs memory for the
+// largest tensor. Returns the path of the new checkpoint.
+std::string reshard_checkpoint(const CheckpointReader& checkpoint, const std::string& run_dir, int64_t max_shard_bytes,
+                               const TensorProgress& progress = {});
+
 struct ImportResult {
   std::string checkpoint;          // path of the new checkpoint-0
   std::vector<std::string> notes;  // of HfWeights::check

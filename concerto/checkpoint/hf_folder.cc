@@ -13,8 +13,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kSingleFile = "model.safetensors";
-constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr std::string_view kCorrectionBias = ".mlp.moe_statics.e_score_correction_bias";
 constexpr std::string_view kCorrectionBiasInMemory = ".mlp.gate.moe_statics.e_score_correction_bias";
 constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
@@ -37,13 +35,13 @@ bool is_plain_name(const std::string& name) {
 }  // namespace
 
 HfWeights::HfWeights(const std::string& dir) : dir_(dir) {
-  const std::string single = dir + "/" + kSingleFile, index = dir + "/" + kIndexFile;
+  const std::string single = dir + "/" + kHfWeightsFile, index = dir + "/" + kHfIndexFile;
   if (path_exists(single))
     files_.emplace_back(single);
   else if (path_exists(index))
     open_sharded(index);
   else
-    throw Error(ErrorCode::kModel, dir, fmt::format("holds neither {} nor {}", kSingleFile, kIndexFile),
+    throw Error(ErrorCode::kModel, dir, fmt::format("holds neither {} nor {}", kHfWeightsFile, kHfIndexFile),
                 "Give a folder as Hugging Face's save_pretrained writes it.");
   for (const SafetensorsFile& file : files_)
     for (const SafetensorsEntry& entry : file.entries())
@@ -61,7 +59,7 @@ void HfWeights::open_sharded(const std::string& index_path) {
                   "the shard of " + json_quote(name) + " is not the name of a file beside it");
     shards[file.get_ref<const std::string&>()].push_back(name);
   }
-  TensorFaults faults(kIndexFile);
+  TensorFaults faults(kHfIndexFile);
   for (const auto& [file, names] : shards) {
     const std::string path = dir_ + "/" + file;
     if (!path_exists(path)) {
@@ -92,13 +90,26 @@ const SafetensorsEntry* HfWeights::find(const std::string& name) const {
 }
 
 void HfWeights::read(const std::string& name, const View& target) const {
+  const SafetensorsEntry& entry = require(name, target.shape);
+  copy_tensor(entry, target);
+}
+
+void HfWeights::read_part(const TensorSpec& spec, const View& target) const {
+  const SafetensorsEntry& entry = require(spec.name, spec.whole());
+  const Box part =
+      cut_box(spec.whole(), spec.cut_dim, spec.cut_begin, spec.cut_dim >= 0 ? spec.shape[spec.cut_dim] : 0);
+  if (!can_convert(entry.dtype, target.dtype)) return copy_tensor(entry, target);  // which names the fault
+  copy_box(entry.data, entry.dtype, whole_box(entry.shape), target.data, target.dtype, part, part);
+}
+
+const SafetensorsEntry& HfWeights::require(const std::string& name, const Shape& shape) const {
   const SafetensorsEntry* entry = find(name);
   if (!entry) throw Error(ErrorCode::kModel, dir_, "tensor " + json_quote(name) + " is missing");
-  if (!(entry->shape == target.shape))
-    throw Error(ErrorCode::kModel, dir_,
-                fmt::format("tensor {} has shape {}, the config wants {}", json_quote(name), entry->shape.str(),
-                            target.shape.str()));
-  copy_tensor(*entry, target);
+  if (!(entry->shape == shape))
+    throw Error(
+        ErrorCode::kModel, dir_,
+        fmt::format("tensor {} has shape {}, the config wants {}", json_quote(name), entry->shape.str(), shape.str()));
+  return *entry;
 }
 
 std::vector<std::string> HfWeights::check(const ModelConfig& config) const {
@@ -166,66 +177,6 @@ std::vector<std::string> files_beside_weights(const std::string& path) {
   const std::string generation = (is_directory(path) ? path : parent_directory(path)) + "/generation_config.json";
   if (path_exists(generation)) files.push_back(generation);
   return files;
-}
-
-std::vector<size_t> plan_shards(const std::vector<TensorInfo>& tensors, int64_t max_bytes) {
-  std::vector<size_t> counts{0};
-  int64_t bytes = 0;
-  for (const TensorInfo& tensor : tensors) {
-    const int64_t size = tensor.shape.elements() * dtype_bytes(tensor.dtype);
-    if (counts.back() > 0 && bytes + size > max_bytes) {
-      counts.push_back(0);
-      bytes = 0;
-    }
-    ++counts.back();
-    bytes += size;
-  }
-  return counts;
-}
-
-void write_hf_folder(const std::string& dir, const ModelConfig& config, const TensorSource& source,
-                     const HfExport& options) {
-  CHECK(options.dtype == DType::kBF16 || options.dtype == DType::kF32, "export as {}", dtype_name(options.dtype));
-  if (path_exists(dir) && !options.replace)
-    throw Error(ErrorCode::kIo, dir, "exists already", "Choose another folder or remove it.");
-  const std::vector<TensorSpec> specs = tensor_specs(config);
-  std::unordered_map<std::string_view, const TensorSpec*> by_name;
-  std::vector<TensorInfo> tensors;
-  int64_t total_bytes = 0;
-  for (const TensorSpec& spec : specs) {
-    tensors.push_back({spec.name, spec.shape, spec.keep_f32 ? DType::kF32 : options.dtype});
-    by_name[spec.name] = &spec;
-    total_bytes += spec.shape.elements() * dtype_bytes(tensors.back().dtype);
-  }
-
-  StagedDirectory staged(dir);
-  const std::vector<size_t> shards = plan_shards(tensors, options.max_shard_bytes);
-  json weight_map = json::object();
-  auto begin = tensors.begin();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const std::string file = shards.size() == 1 ? std::string(kSingleFile)
-                                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    const auto end = begin + static_cast<std::ptrdiff_t>(shards[i]);
-    SafetensorsWriter writer(staged.path() + "/" + file, std::vector<TensorInfo>(begin, end), {{"format", "pt"}});
-    for (const TensorInfo& tensor : writer.tensors()) {
-      const View view = source(*by_name.at(tensor.name));
-      CHECK(view.elements() == tensor.shape.elements(), "{}: {}", tensor.name, view.shape.str());
-      writer.write(view);
-      weight_map[tensor.name] = file;
-      if (options.progress)
-        options.progress(static_cast<int64_t>(weight_map.size()), static_cast<int64_t>(specs.size()));
-    }
-    writer.finish();
-    begin = end;
-  }
-  if (shards.size() > 1) {
-    const json index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", std::move(weight_map)}};
-    write_file(staged.path() + "/" + kIndexFile, index.dump(2) + "\n");
-  }
-  const char* dtype = options.dtype == DType::kBF16 ? "bfloat16" : "float32";
-  write_file(staged.path() + "/config.json", model_config_json(config, dtype));
-  for (const std::string& path : options.copy_files) copy_file_synced(path, staged.path() + "/" + file_name(path));
-  staged.commit(options.replace);
 }
 
 }  // namespace concerto

@@ -11,9 +11,13 @@
 
 #include "concerto/arch/model_spec.h"
 #include "concerto/checkpoint/safetensors.h"
+#include "concerto/checkpoint/save_plan.h"
+#include "concerto/comm/communicator.h"
 
 namespace concerto {
 
+constexpr const char* kHfWeightsFile = "model.safetensors";
+constexpr const char* kHfIndexFile = "model.safetensors.index.json";
 constexpr int64_t kDefaultShardBytes = 5'000'000'000;
 
 // The weights of a folder, opened and checked as files: the index and the shards name the same tensors, each once.
@@ -30,6 +34,8 @@ class HfWeights {
   // Copies a tensor under its spec's name into a dense view of a float type. Error(kModel) if it is missing or has
   // another shape.
   void read(const std::string& name, const View& target) const;
+  // Copies the spec's part of a tensor; `target` has the spec's shape. Reads no byte outside.
+  void read_part(const TensorSpec& spec, const View& target) const;
 
   // Null if absent. The correction bias is also found under transformers' in-memory name (mlp.gate.moe_statics...).
   const SafetensorsEntry* find(const std::string& name) const;
@@ -39,6 +45,7 @@ class HfWeights {
 
  private:
   void open_sharded(const std::string& index_path);
+  const SafetensorsEntry& require(const std::string& name, const Shape& shape) const;
 
   std::string dir_;
   std::vector<SafetensorsFile> files_;
@@ -65,6 +72,15 @@ using TensorSource = std::function<View(const TensorSpec& spec)>;
 // Memory: one conversion buffer.
 void write_hf_folder(const std::string& dir, const ModelConfig& config, const TensorSource& source,
                      const HfExport& options);
+
+// The values of a rank's part of a weight, dense and valid until the next call.
+using SliceSource = std::function<View(const NamedTensor& weight)>;
+
+// The same folder, byte for byte, from all ranks of `world` together: each writes the slices of the weights that it owns
+// into their places in the final files. No rank holds the model, and nothing is sent. Names have kWeightPrefix; their
+// views need no memory. Error(kCheckpoint) as save_checkpoint's if the owned slices are not the model.
+void write_hf_slices(const std::string& dir, const ModelConfig& config, std::span<const NamedTensor> weights,
+                     const SliceSource& source, const HfExport& options, Communicator* world);
 
 // Cuts a list of tensors into runs of at most max_bytes each (or one tensor each); the number of tensors of every run.
 // Empty list: one empty run.

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "concerto/base/hash.h"
@@ -73,11 +74,11 @@ class Reader {
   std::string where_;
 };
 
-Json tensor_json(const CheckpointTensor& tensor, const std::string& file) {
+Json tensor_json(const ManifestTensor& tensor, const std::string& file) {
   Json shape = Json::array(), slice = Json::array();
   for (int i = 0; i < tensor.shape.rank(); ++i) {
     shape.push_back(tensor.shape[i]);
-    slice.push_back({0, tensor.shape[i]});
+    slice.push_back({tensor.box.begin[i], tensor.box.begin[i] + tensor.box.size[i]});
   }
   Json json{{"name", tensor.name},
             {"shape", std::move(shape)},
@@ -89,29 +90,41 @@ Json tensor_json(const CheckpointTensor& tensor, const std::string& file) {
   return json;
 }
 
-CheckpointTensor parse_tensor(const nlohmann::json& json, const std::string& path,
-                              const std::vector<ManifestFile>& files) {
+void parse_slice(const nlohmann::json& slice, int64_t dim, int64_t format, const Reader& in, Box& box) {
+  const auto position = [](const nlohmann::json& x) {
+    return x.is_number_unsigned() && x.get<uint64_t>() <= INT64_MAX;
+  };
+  if (!slice.is_array() || slice.size() != 2 || !position(slice[0]) || !position(slice[1]))
+    in.fail("has a slice that is not a list of [begin, end]");
+  const int64_t begin = slice[0].get<int64_t>(), end = slice[1].get<int64_t>();
+  if (begin > end || end > dim) in.fail(fmt::format("has the slice [{}, {}] of a dim of {}", begin, end, dim));
+  // To read a part as the whole would be silently wrong.
+  if (format == 1 && (begin != 0 || end != dim)) in.fail("is only a part of its tensor; format 1 has whole ones");
+  box.begin.push_back(begin);
+  box.size.push_back(end - begin);
+}
+
+ManifestTensor parse_tensor(const nlohmann::json& json, const std::string& path, int64_t format,
+                            const std::unordered_map<std::string, size_t>& files) {
   const Reader outer(json, path);
-  CheckpointTensor tensor;
+  ManifestTensor tensor;
   tensor.name = outer.text("name");
   const Reader in(json, path + ": tensor " + json_quote(tensor.name));
   const nlohmann::json &shape = in.list("shape"), &slice = in.list("slice");
   if (shape.size() > Shape::kMaxRank || slice.size() != shape.size()) in.fail("has a shape or slice of the wrong rank");
   for (size_t i = 0; i < shape.size(); ++i) {
     if (!shape[i].is_number_unsigned() || shape[i].get<uint64_t>() > INT64_MAX) in.fail("has a bad shape");
-    // Later formats may cut a tensor over files; to read a part as the whole would be silently wrong.
-    if (slice[i] != nlohmann::json::array({0, shape[i]}))
-      in.fail("is only a part of its tensor; this version reads whole ones");
     tensor.shape.push_back(shape[i].get<int64_t>());
+    parse_slice(slice[i], tensor.shape[static_cast<int>(i)], format, in, tensor.box);
   }
   const std::string dtype = in.text("dtype"), file = in.text("file");
   bool known = false;
   for (DType t : {DType::kF32, DType::kBF16, DType::kF64, DType::kF16, DType::kI32, DType::kI64, DType::kU8})
     if (dtype == safetensors_dtype_name(t)) tensor.dtype = t, known = true;
   if (!known) in.fail("has the unknown dtype " + json_quote(dtype));
-  const auto found = std::find_if(files.begin(), files.end(), [&](const ManifestFile& f) { return f.name == file; });
+  const auto found = files.find(file);
   if (found == files.end()) in.fail("is in a file that is not listed: " + json_quote(file));
-  tensor.file = static_cast<size_t>(found - files.begin());
+  tensor.file = found->second;
   tensor.hash = in.hash("hash");
   if (json.contains("expert")) {
     const int64_t expert = in.integer("expert", 0);
@@ -141,7 +154,9 @@ CheckpointMeta parse_meta(const Reader& in) {
 
 std::string manifest_text(const Manifest& manifest) {
   const CheckpointMeta& meta = manifest.meta;
-  Json json{{"manifest_hash", kNoHash},    {"format", kCheckpointFormat},      {"sequence", manifest.sequence},
+  const bool whole = std::all_of(manifest.tensors.begin(), manifest.tensors.end(),
+                                 [](const ManifestTensor& tensor) { return tensor.box == whole_box(tensor.shape); });
+  Json json{{"manifest_hash", kNoHash},    {"format", whole ? 1 : 2},          {"sequence", manifest.sequence},
             {"step", meta.step},           {"samples", meta.samples},          {"config_hash", meta.config_hash},
             {"tokenizer", meta.tokenizer}, {"weights_only", meta.weights_only}};
   json["valid_loss"] = meta.valid_loss ? number(*meta.valid_loss) : Json();
@@ -156,7 +171,7 @@ std::string manifest_text(const Manifest& manifest) {
   for (const ManifestFile& file : manifest.files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"header_hash", hash_text(file.header_hash)}});
   json["tensors"] = Json::array();
-  for (const CheckpointTensor& tensor : manifest.tensors)
+  for (const ManifestTensor& tensor : manifest.tensors)
     json["tensors"].push_back(tensor_json(tensor, manifest.files[tensor.file].name));
   // A path that is not UTF-8 must not stop a save.
   std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -189,28 +204,88 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
 
   const Reader in(json, path);
   const int64_t format = in.integer("format", 0);
-  if (format != kCheckpointFormat)
-    fail(fmt::format("has format {}, this version reads {}", format, kCheckpointFormat),
+  if (format < 1 || format > kCheckpointFormat)
+    fail(fmt::format("has format {}, this version reads 1 to {}", format, kCheckpointFormat),
          "Use the version that wrote it.");
   Manifest manifest;
   manifest.sequence = in.integer("sequence", 1);
   manifest.meta = parse_meta(in);
   manifest.model_config_hash = in.hash("model_config_hash");
-  std::unordered_set<std::string> names;
+  std::unordered_map<std::string, size_t> files;
   for (const nlohmann::json& item : in.list("files")) {
     const Reader file(item, path);
     manifest.files.push_back({file.text("name"), file.integer("bytes", 0), file.hash("header_hash")});
     const std::string& name = manifest.files.back().name;
-    if (name.empty() || name.find('/') != std::string::npos || !names.insert(name).second)
+    if (name.empty() || name.find('/') != std::string::npos || !files.emplace(name, files.size()).second)
       fail("lists the file " + json_quote(name) + ", which is twice there or not beside it");
   }
-  names.clear();
+  std::unordered_set<std::string> names;
   for (const nlohmann::json& item : in.list("tensors")) {
-    manifest.tensors.push_back(parse_tensor(item, path, manifest.files));
-    if (!names.insert(manifest.tensors.back().name).second)
+    manifest.tensors.push_back(parse_tensor(item, path, format, files));
+    if (format == 1 && !names.insert(manifest.tensors.back().name).second)
       fail("lists the tensor " + json_quote(manifest.tensors.back().name) + " twice");
   }
   return manifest;
+}
+
+namespace {
+
+// The slices of one tensor, in any order; at least one.
+CheckpointTensor join(std::vector<const ManifestTensor*>& slices, TensorFaults& faults,
+                      const std::function<std::string(size_t)>& place) {
+  const ManifestTensor& first = *slices.front();
+  CheckpointTensor tensor{first.name, first.shape, first.dtype, first.expert, {}};
+  int dim = -1;
+  for (const ManifestTensor* s : slices) {
+    if (!(s->shape == first.shape) || s->dtype != first.dtype || s->expert != first.expert) {
+      faults.add(fmt::format("contradiction: {} is {} {} (expert {}) in {} and {} {} (expert {}) in {}", s->name,
+                             s->shape.str(), dtype_name(s->dtype), s->expert, place(s->file), first.shape.str(),
+                             dtype_name(first.dtype), first.expert, place(first.file)));
+      return tensor;
+    }
+    const int cut = cut_dim_of(s->box, s->shape);
+    if (cut == -2 || (cut >= 0 && dim >= 0 && cut != dim)) {
+      faults.add(fmt::format("cut in two dims: {} {} in {}", s->name, s->box.str(), place(s->file)));
+      return tensor;
+    }
+    dim = std::max(dim, cut);
+  }
+  dim = std::max(dim, 0);  // all whole: one slice, or else copies
+  std::stable_sort(slices.begin(), slices.end(), [&](const ManifestTensor* a, const ManifestTensor* b) {
+    return first.shape.rank() > 0 && a->box.begin[dim] < b->box.begin[dim];
+  });
+  const int64_t all = first.shape.rank() > 0 ? first.shape[dim] : 1;
+  int64_t at = 0;
+  const ManifestTensor* before = nullptr;
+  for (const ManifestTensor* s : slices) {
+    const int64_t begin = s->box.rank() > 0 ? s->box.begin[dim] : 0, size = s->box.rank() > 0 ? s->box.size[dim] : 1;
+    if (begin > at) faults.add(fmt::format("missing: {} [{}:{}] of dim {}", s->name, at, begin, dim));
+    if (before && begin < at)
+      faults.add(fmt::format("twice: {} {} in {} and {} in {}", s->name, before->box.str(), place(before->file),
+                             s->box.str(), place(s->file)));
+    at = std::max(at, begin + size);
+    before = s;
+    tensor.slices.push_back({s->box, s->file, s->hash});
+  }
+  if (at < all) faults.add(fmt::format("missing: {} [{}:{}] of dim {}", first.name, at, all, dim));
+  return tensor;
+}
+
+}  // namespace
+
+std::vector<CheckpointTensor> join_slices(const std::vector<ManifestTensor>& slices, TensorFaults& faults,
+                                          const std::function<std::string(size_t file)>& place) {
+  std::unordered_map<std::string_view, size_t> index;
+  std::vector<std::vector<const ManifestTensor*>> groups;
+  for (const ManifestTensor& slice : slices) {
+    const auto [it, is_new] = index.emplace(slice.name, groups.size());
+    if (is_new) groups.emplace_back();
+    groups[it->second].push_back(&slice);
+  }
+  std::vector<CheckpointTensor> tensors;
+  tensors.reserve(groups.size());
+  for (std::vector<const ManifestTensor*>& group : groups) tensors.push_back(join(group, faults, place));
+  return tensors;
 }
 
 }  // namespace concerto

@@ -83,15 +83,24 @@ struct TensorInfo {
 // Called with the tensors that are done and all there are, now and then on the caller's thread.
 using TensorProgress = std::function<void(int64_t done, int64_t total)>;
 
-// Writes a file tensor by tensor with bounded memory, under PATH.tmp until finish(). Larger element types come first in
-// the file, so that every tensor is aligned for its type (PyTorch refuses others); tensors() is the order in which
+// A file as it will be, known before a byte of the tensors is: larger element types come first, so that every tensor is
+// aligned for its type (PyTorch refuses others).
+struct SafetensorsLayout {
+  SafetensorsLayout(std::vector<TensorInfo> tensors, const std::map<std::string, std::string>& metadata);
+  std::vector<TensorInfo> tensors;  // in the order of the file
+  std::vector<int64_t> offsets;     // of each, from the beginning of the file
+  std::string head;                 // the bytes before the tensors
+  int64_t bytes = 0;                // of the whole file
+};
+
+// Writes a file tensor by tensor with bounded memory, under PATH.tmp until finish(); tensors() is the order in which
 // write() wants them.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();  // removes the temporary file unless finished
-  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  const std::vector<TensorInfo>& tensors() const { return layout_.tensors; }
   // The next tensor of tensors(), from a dense view of the same number of elements, converted to the declared type.
   // Returns the hash of its bytes in the file.
   uint64_t write(const View& source);
@@ -101,7 +110,7 @@ class SafetensorsWriter {
 
  private:
   std::string path_;
-  std::vector<TensorInfo> tensors_;
+  SafetensorsLayout layout_;
   std::unique_ptr<FileWriter> file_;
   std::vector<char> chunk_;
   size_t next_ = 0;

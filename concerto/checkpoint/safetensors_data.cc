@@ -109,10 +109,9 @@ void copy_tensor(const SafetensorsEntry& entry, const View& target, Hash64* hash
   }
 }
 
-SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : path_(std::move(path)), tensors_(std::move(tensors)) {
-  std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+SafetensorsLayout::SafetensorsLayout(std::vector<TensorInfo> infos, const std::map<std::string, std::string>& metadata)
+    : tensors(std::move(infos)) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return dtype_bytes(a.dtype) > dtype_bytes(b.dtype);
   });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
@@ -121,25 +120,32 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorInfo> t
   text.pop_back();  // entries are appended as text: an ordered_json of 100,000 names looks each one up in a line
   std::unordered_set<std::string_view> names;
   int64_t offset = 0;
-  for (const TensorInfo& tensor : tensors_) {
+  for (const TensorInfo& tensor : tensors) {
     CHECK(names.insert(tensor.name).second && tensor.name != "__metadata__", "tensor {} twice", tensor.name);
-    const int64_t bytes = tensor.shape.elements() * dtype_bytes(tensor.dtype);
+    const int64_t size = tensor.shape.elements() * dtype_bytes(tensor.dtype);
     text += text.size() > 1 ? "," : "";
     text += json_quote(tensor.name);
     text += fmt::format(":{{\"dtype\":\"{}\",\"shape\":[", safetensors_dtype_name(tensor.dtype));
     for (int i = 0; i < tensor.shape.rank(); ++i) text += fmt::format("{}{}", i ? "," : "", tensor.shape[i]);
-    text += fmt::format("],\"data_offsets\":[{},{}]}}", offset, offset + bytes);
-    offset += bytes;
+    text += fmt::format("],\"data_offsets\":[{},{}]}}", offset, offset + size);
+    offsets.push_back(offset);
+    offset += size;
   }
   text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t length = text.size();
-  std::string head(reinterpret_cast<const char*>(&length), sizeof length);
+  head.assign(reinterpret_cast<const char*>(&length), sizeof length);
   head += text;
-  header_hash_ = hash64(head);
+  for (int64_t& at : offsets) at += static_cast<int64_t>(head.size());
+  bytes = static_cast<int64_t>(head.size()) + offset;
+}
+
+SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(std::move(path)), layout_(std::move(tensors), metadata), header_hash_(hash64(layout_.head)) {
   file_ = std::make_unique<FileWriter>(path_ + ".tmp");
   try {
-    file_->write(head.data(), head.size());
+    file_->write(layout_.head.data(), layout_.head.size());
   } catch (...) {
     remove_tree(path_ + ".tmp");  // no destructor runs for a constructor that threw
     throw;
@@ -153,8 +159,8 @@ SafetensorsWriter::~SafetensorsWriter() {
 }
 
 uint64_t SafetensorsWriter::write(const View& source) {
-  CHECK(next_ < tensors_.size(), "{}: all tensors are written", path_);
-  const TensorInfo& tensor = tensors_[next_++];
+  CHECK(next_ < tensors().size(), "{}: all tensors are written", path_);
+  const TensorInfo& tensor = tensors()[next_++];
   CHECK(source.dense() && source.elements() == tensor.shape.elements(), "{} {} from {}", tensor.name,
         tensor.shape.str(), source.shape.str());
   CHECK(can_convert(source.dtype, tensor.dtype), "{}: {} to {}", tensor.name, dtype_name(source.dtype),
@@ -178,7 +184,7 @@ uint64_t SafetensorsWriter::write(const View& source) {
 }
 
 void SafetensorsWriter::finish() {
-  CHECK(next_ == tensors_.size(), "{}: {} of {} tensors written", path_, next_, tensors_.size());
+  CHECK(next_ == tensors().size(), "{}: {} of {} tensors written", path_, next_, tensors().size());
   file_->finish();
   rename_path(path_ + ".tmp", path_);
   finished_ = true;

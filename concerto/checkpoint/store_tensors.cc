@@ -14,7 +14,7 @@ std::vector<std::string> load_hf_weights(const std::string& dir, const ModelConf
     const bool is_bias = s.role == TensorRole::kCorrectionBias;
     if (is_bias && !weights.find(s.name)) continue;  // stays zero; checked above
     values.resize(static_cast<size_t>(s.shape.elements()));
-    weights.read(s.name, View(values.data(), s.shape, DType::kF32));
+    weights.read_part(s, View(values.data(), s.shape, DType::kF32));
     store.set(i, values.data());
     unused_bias = unused_bias || (is_bias && !config.moe_use_aux_free &&
                                   std::any_of(values.begin(), values.end(), [](float b) { return b != 0; }));
@@ -33,25 +33,41 @@ std::unique_ptr<ParameterStore> load_hf_store(const std::string& dir, const Mode
   return store;
 }
 
-void export_hf_store(const std::string& dir, const ModelConfig& config, const ParameterStore& store,
-                     const HfExport& options) {
-  std::vector<float> values;
-  const auto source = [&](const TensorSpec& spec) {
-    values.resize(static_cast<size_t>(spec.shape.elements()));
-    store.get(store.find(spec.name), values.data());
-    return View(values.data(), spec.shape, DType::kF32);
-  };
-  write_hf_folder(dir, config, source, options);
+namespace {
+
+NamedTensor named(std::string_view prefix, const TensorSpec& s, View view, bool owned) {
+  return {std::string(prefix) + s.name, view, s.expert, s.whole(), s.cut_dim, s.cut_begin, owned};
 }
 
-std::vector<NamedTensor> checkpoint_tensors(const ParameterStore& store) {
+bool owns(const std::vector<uint8_t>& owned, int i) { return owned.empty() || owned[static_cast<size_t>(i)]; }
+
+}  // namespace
+
+void export_hf_store(const std::string& dir, const ModelConfig& config, const ParameterStore& store,
+                     const HfExport& options, Communicator* world, const std::vector<uint8_t>& owned) {
+  std::vector<NamedTensor> weights;
+  for (int i = 0; i < store.size(); ++i) {
+    const TensorSpec& s = store.specs()[static_cast<size_t>(i)];
+    weights.push_back(named(kWeightPrefix, s, View(nullptr, s.shape, DType::kF32), owns(owned, i)));
+  }
+  std::vector<float> values;
+  const auto source = [&](const NamedTensor& weight) {
+    values.resize(static_cast<size_t>(weight.view.elements()));
+    store.get(store.find(weight.name.substr(kWeightPrefix.size())), values.data());
+    return View(values.data(), weight.view.shape, DType::kF32);
+  };
+  write_hf_slices(dir, config, weights, source, options, world);
+}
+
+std::vector<NamedTensor> checkpoint_tensors(const ParameterStore& store, const std::vector<uint8_t>& owned) {
   std::vector<NamedTensor> tensors;
   for (int i = 0; i < store.size(); ++i) {
     const TensorSpec& s = store.specs()[static_cast<size_t>(i)];
-    tensors.push_back({std::string(kWeightPrefix) + s.name, store.master(i), s.expert});
+    tensors.push_back(named(kWeightPrefix, s, store.master(i), owns(owned, i)));
     if (!store.trains() || !s.trainable) continue;
-    tensors.push_back({std::string(kMoment1Prefix) + s.name, store.moment1(i), s.expert});
-    tensors.push_back({std::string(kMoment2Prefix) + s.name, store.moment2(i), s.expert});
+    const View m1 = store.moment1(i), m2 = store.moment2(i);
+    if (m1) tensors.push_back(named(kMoment1Prefix, s, m1, owns(owned, i)));
+    if (m2) tensors.push_back(named(kMoment2Prefix, s, m2, owns(owned, i)));
   }
   return tensors;
 }

@@ -72,21 +72,46 @@ Json shape_json(const Shape& shape) {
   return json;
 }
 
-void print_tensor(const Options& options, const std::string& name, const Shape& shape, DType dtype,
-                  const std::string& file, const CheckpointTensor* tensor = nullptr) {
-  const int64_t bytes = shape.elements() * dtype_bytes(dtype);
-  if (options.json) {
-    Json json{{"name", name},
-              {"shape", shape_json(shape)},
-              {"dtype", safetensors_dtype_name(dtype)},
-              {"bytes", bytes},
-              {"file", file}};
-    if (tensor) json["hash"] = hash_text(tensor->hash);
-    if (tensor && tensor->expert >= 0) json["expert"] = tensor->expert;
-    print(json);
-  } else {
-    fmt::print("{:<5} {:>12} {:<16} {}\n", safetensors_dtype_name(dtype), bytes, shape.str(), name);
+Json tensor_json(const std::string& name, const Shape& shape, DType dtype) {
+  return {{"name", name},
+          {"shape", shape_json(shape)},
+          {"dtype", safetensors_dtype_name(dtype)},
+          {"bytes", shape.elements() * dtype_bytes(dtype)}};
+}
+
+void print_tensor(const std::string& name, const Shape& shape, DType dtype, const std::string& more = "") {
+  fmt::print("{:<5} {:>12} {:<16} {}{}\n", safetensors_dtype_name(dtype), shape.elements() * dtype_bytes(dtype),
+             shape.str(), name, more);
+}
+
+void print_file_tensor(const Options& options, const SafetensorsEntry& entry, const std::string& file) {
+  if (!options.json) return print_tensor(entry.name, entry.shape, entry.dtype);
+  Json json = tensor_json(entry.name, entry.shape, entry.dtype);
+  json["file"] = file;
+  print(json);
+}
+
+// A tensor that is whole has a file and a hash, one that is cut a list of slices with theirs.
+void print_checkpoint_tensor(const Options& options, const CheckpointReader& reader, const CheckpointTensor& tensor) {
+  if (!options.json)
+    return print_tensor(tensor.name, tensor.shape, tensor.dtype,
+                        tensor.slices.size() > 1 ? fmt::format("  in {} slices", tensor.slices.size()) : "");
+  Json json = tensor_json(tensor.name, tensor.shape, tensor.dtype);
+  if (tensor.expert >= 0) json["expert"] = tensor.expert;
+  Json slices = Json::array();
+  for (const StoredSlice& slice : tensor.slices) {
+    Json ranges = Json::array();
+    for (int i = 0; i < slice.box.rank(); ++i)
+      ranges.push_back({slice.box.begin[i], slice.box.begin[i] + slice.box.size[i]});
+    slices.push_back({{"file", reader.file_name(slice.file)}, {"hash", hash_text(slice.hash)}, {"slice", ranges}});
   }
+  if (slices.size() == 1) {
+    json["file"] = slices[0]["file"];
+    json["hash"] = slices[0]["hash"];
+  } else {
+    json["slices"] = std::move(slices);
+  }
+  print(json);
 }
 
 void inspect_files(const Options& options, const char* kind, const std::vector<const SafetensorsFile*>& files) {
@@ -94,7 +119,7 @@ void inspect_files(const Options& options, const char* kind, const std::vector<c
   for (const SafetensorsFile* file : files)
     for (const SafetensorsEntry& entry : file->entries()) {
       totals.add(entry.name, entry.shape, entry.dtype, true);
-      if (options.tensors) print_tensor(options, entry.name, entry.shape, entry.dtype, file_name(file->path()));
+      if (options.tensors) print_file_tensor(options, entry, file_name(file->path()));
     }
   if (options.json) {
     Json json = totals.json(kind, options.path);
@@ -109,17 +134,19 @@ void inspect_files(const Options& options, const char* kind, const std::vector<c
 
 void inspect_checkpoint(const Options& options, const std::string& path, bool tensors) {
   const CheckpointReader reader(path);
+  reader.check_files();
   Totals totals;
+  size_t slices = 0;
   for (const CheckpointTensor& tensor : reader.tensors()) {
     totals.add(tensor.name, tensor.shape, tensor.dtype, tensor.name.starts_with(kWeightPrefix));
-    if (tensors)
-      print_tensor(options, tensor.name, tensor.shape, tensor.dtype, file_name(reader.files()[tensor.file].path()),
-                   &tensor);
+    slices += tensor.slices.size();
+    if (tensors) print_checkpoint_tensor(options, reader, tensor);
   }
   const CheckpointMeta& meta = reader.meta();
   if (options.json) {
     Json json = totals.json("checkpoint", path);
-    json["files"] = reader.files().size();
+    json["files"] = reader.file_count();
+    json["slices"] = slices;
     json["step"] = meta.step;
     json["samples"] = meta.samples;
     json["config_hash"] = meta.config_hash;
@@ -134,7 +161,7 @@ void inspect_checkpoint(const Options& options, const std::string& path, bool te
   }
   fmt::print("{} (checkpoint)\n  step        {}\n  samples     {}\n", path, meta.step, meta.samples);
   totals.print_table();
-  fmt::print("  files       {}\n  optimizer   {}\n", reader.files().size(),
+  fmt::print("  files       {} ({} slices)\n  optimizer   {}\n", reader.file_count(), slices,
              meta.weights_only ? "none, starts from zero" : "yes");
   if (meta.valid_loss) fmt::print("  valid loss  {}\n", format_loss(*meta.valid_loss));
   if (meta.best_step >= 0)
@@ -216,6 +243,16 @@ void check_finite(const std::vector<const SafetensorsFile*>& files, const Tensor
     }
 }
 
+std::vector<std::string> foreign_files(const CheckpointReader& reader) {
+  std::vector<std::string> notes;
+  for (const std::string& name : list_directory(reader.path())) {
+    bool listed = !name.ends_with(".safetensors");
+    for (size_t i = 0; i < reader.file_count(); ++i) listed |= reader.file_name(i) == name;
+    if (!listed) notes.push_back(reader.path() + "/" + name + " is not of this checkpoint and is not read");
+  }
+  return notes;
+}
+
 // Returns what is worth a line though nothing is wrong.
 std::vector<std::string> verify_path(const std::string& path, const TensorProgress& progress) {
   switch (kind_of(path)) {
@@ -236,7 +273,7 @@ std::vector<std::string> verify_path(const std::string& path, const TensorProgre
       const CheckpointReader reader(path);
       check_checkpoint_weights(reader, checkpoint_model(reader));
       reader.verify(progress);
-      return {};
+      return foreign_files(reader);
     }
     case Kind::kRun: {
       std::string faults;
@@ -263,17 +300,32 @@ void verify(const Options& options) {
   fmt::print("OK {}\n", options.path);
 }
 
+// A checkpoint, or of a run folder its latest.
+std::string checkpoint_at(const std::string& path) {
+  if (kind_of(path) != Kind::kRun) return path;
+  const LatestCheckpoint latest = [&] {
+    const WorkLine line("looking for the latest checkpoint of " + path);
+    return find_latest(path);
+  }();
+  for (const std::string& line : latest.skipped) fmt::print(stderr, "skipped {}\n", line);
+  if (latest.path.empty()) throw Error(ErrorCode::kCheckpoint, path, "holds no whole checkpoint");
+  return latest.path;
+}
+
+void reshard_command(const Options& options) {
+  const std::string from = checkpoint_at(options.path);
+  const CheckpointReader reader(from);
+  const std::string path = [&] {
+    WorkLine line("resharding " + from, "tensors");
+    return reshard_checkpoint(reader, options.output, options.shard_bytes, progress_on(line));
+  }();
+  const size_t files = CheckpointReader(path).file_count();
+  if (options.json) return print({{"checkpoint", path}, {"step", reader.meta().step}, {"files", files}});
+  fmt::print("{}: step {}, whole tensors in {} files\n", path, reader.meta().step, files);
+}
+
 void export_command(const Options& options) {
-  std::string path = options.path;
-  if (kind_of(path) == Kind::kRun) {
-    const LatestCheckpoint latest = [&] {
-      const WorkLine line("looking for the latest checkpoint of " + path);
-      return find_latest(path);
-    }();
-    for (const std::string& line : latest.skipped) fmt::print(stderr, "skipped {}\n", line);
-    if (latest.path.empty()) throw Error(ErrorCode::kCheckpoint, path, "holds no whole checkpoint");
-    path = latest.path;
-  }
+  const std::string path = checkpoint_at(options.path);
   const CheckpointReader reader(path);
   HfExport request;
   request.dtype = options.dtype == "bf16" ? DType::kBF16 : DType::kF32;
@@ -345,6 +397,12 @@ void add_checkpoint_command(CLI::App& app) {
       ->capture_default_str();
   sub->add_option("--tokenizer", options->tokenizer,
                   "take the tokenizer's files from here instead of where the run had it");
+  sub = add("reshard", "write a checkpoint anew: whole tensors, files of another size", "CHECKPOINT",
+            "a checkpoint of any layout, or a run folder for its latest", reshard_command);
+  sub->add_option("--output", options->output, "the run folder to make")->required()->check(folder_to_write());
+  sub->add_option("--shard-bytes", options->shard_bytes, "a file holds at most so many bytes, or one tensor")
+      ->check(whole_number(1, INT64_MAX))
+      ->capture_default_str();
   sub =
       add("import", "make a run folder with a checkpoint of step 0", "HF_DIR", "a Hugging Face folder", import_command);
   sub->add_option("--output", options->output, "the run folder to make")->required()->check(folder_to_write());

@@ -45,6 +45,13 @@ class FirstBad final : public Observer {
 
 }  // namespace
 
+// What is not finite spreads to all that is computed after it: backward goes from the last tensor to the first.
+std::string first_bad_gradient(const ParameterStore& store) {
+  for (int i = store.size(); i-- > 0;)
+    if (!all_finite(store.gradient(i))) return "gradient of " + store.specs()[static_cast<size_t>(i)].name;
+  return "none: every activation and gradient is finite";
+}
+
 std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
                              std::span<const MicroBatch> micro_batches) {
   FirstBad bad;
@@ -56,10 +63,7 @@ std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
     if (!bad.first().empty()) found = fmt::format("{} (micro-batch {})", bad.first(), m);
   }
   executor.set_observer(nullptr);
-  // What is not finite spreads to all that is computed after it: backward goes from the last tensor to the first.
-  for (int i = store.size(); i-- > 0 && found.empty();)
-    if (!all_finite(store.gradient(i))) found = "gradient of " + store.specs()[static_cast<size_t>(i)].name;
-  return found.empty() ? "none: every activation and gradient is finite" : found;
+  return found.empty() ? first_bad_gradient(store) : found;
 }
 
 }  // namespace concerto

@@ -22,7 +22,20 @@ std::vector<uint8_t> updated_tensors(const std::vector<TensorSpec>& specs, const
   return owned_tensors(specs, *groups);
 }
 
+// Rows of a round within the bound on dispatch buffers; 0: no bound.
+int64_t dispatch_rows(const RunConfig& c, DType compute, int ranks) {
+  if (c.parallel.dispatch_buffer_mib == 0) return 0;
+  const int64_t row = c.model.config.hidden_size * dtype_bytes(compute);
+  return std::max<int64_t>(ranks, (c.parallel.dispatch_buffer_mib << 20) / row);
+}
+
 }  // namespace
+
+MicroBatch empty_micro_batch() {
+  MicroBatch b;
+  b.doc_offsets = b.row_offsets = {0};
+  return b;
+}
 
 Part dealt_micro_batches(int64_t micro_batches, int64_t dp, int64_t dp_rank) {
   const int64_t each = micro_batches / dp, more = micro_batches % dp;
@@ -50,7 +63,7 @@ ShardPlan shard_plan(const RunConfig& c, const MeshSizes& sizes, const MeshPlace
                  .etp_rank = place.etp,
                  .ep = sizes.ep,
                  .ep_rank = place.ep};
-  const std::vector<StageSpan> spans = split_stages(c.model.config, schedule.stages());
+  const std::vector<StageSpan> spans = split_stages(c.model.config, schedule.stages(), c.parallel.stage_layers);
   for (int chunk = 0; chunk < schedule.chunks; ++chunk)
     plan.stages.push_back(spans[static_cast<size_t>(schedule.virtual_stage(place.pp, chunk))]);
   return plan;
@@ -70,8 +83,9 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   store_ = std::make_unique<ParameterStore>(std::move(specs), compute, StoreUse::kTrain, &backend,
                                             compute_dtype(config.optimizer.moments_dtype), updated);
   if (groups)
-    sync_ = std::make_unique<GradientSync>(*store_, *groups, tensor_specs(model),
-                                           static_cast<int>(config.parallel.zero), Wire::kAsIs);
+    sync_ =
+        std::make_unique<GradientSync>(*store_, *groups, tensor_specs(model), static_cast<int>(config.parallel.zero),
+                                       config.parallel.grad_wire == "bf16" ? Wire::kBF16 : Wire::kAsIs);
   make_stages(plan);
   optimizer_ =
       std::make_unique<Optimizer>(*store_, config.optimizer, static_cast<uint64_t>(config.run.seed), sync_.get());
@@ -123,7 +137,10 @@ void StepEngine::make_stages(const ShardPlan& plan) {
     exchange_ = std::make_unique<GroupTokenExchange>(*groups_->tp());
     layout.shard = {.exchange = exchange_.get(), .size = plan.tp, .rank = plan.tp_rank};
   }
-  if (groups_) layout.experts = {.dispatch = groups_->dispatch(), .plan = plan};
+  if (groups_)
+    layout.experts = {.dispatch = groups_->dispatch(),
+                      .plan = plan,
+                      .most_rows = dispatch_rows(config_, store_->compute(), plan.ep * plan.etp)};
   for (const StageSpan& span : plan.stages) {
     layout.span = span;
     stages_.push_back(std::make_unique<Stage>(config_.model.config, *store_, config_.parallel.recompute,
@@ -133,11 +150,7 @@ void StepEngine::make_stages(const ShardPlan& plan) {
 
 // Every data rank plays the same list.
 void StepEngine::pad(std::span<const MicroBatch> micro_batches) {
-  static const MicroBatch empty = [] {
-    MicroBatch b;
-    b.doc_offsets = b.row_offsets = {0};
-    return b;
-  }();
+  static const MicroBatch empty = empty_micro_batch();
   padded_.resize(static_cast<size_t>(schedule_.micro_batches));
   for (size_t m = 0; m < padded_.size(); ++m) padded_[m] = m < micro_batches.size() ? micro_batches[m] : empty;
 }
@@ -266,8 +279,9 @@ void StepEngine::sum_output() {
   each_count([&](int64_t& n, bool) { n = counts_[at++]; });
 }
 
-void StepEngine::evaluate(std::span<const MicroBatch> micro_batches, StepOutput& output) {
-  for (const MicroBatch& b : micro_batches) executor_->evaluate(schedule_, b, output);
+void StepEngine::evaluate(const MicroBatch& b, StepOutput& output) { executor_->evaluate(schedule_, b, output); }
+
+void StepEngine::sum_evaluation(StepOutput& output) {
   if (!groups_) return;
   const CommScope scope("sum evaluation losses");
   const bool counts_here = groups_->place().tp == 0;

@@ -16,6 +16,7 @@
 
 namespace concerto {
 
+MicroBatch empty_micro_batch();  // of no tokens
 // The micro-batches of a step that a data rank works on: the first ranks take what does not divide.
 Part dealt_micro_batches(int64_t micro_batches, int64_t dp, int64_t dp_rank);
 // Micro-batches of a step, of the config's size, the last may be smaller.
@@ -40,8 +41,9 @@ class StepEngine {
   // changes no weight and is marked skipped; `why` then says why.
   void step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
             std::string& why);
-  // Forward only, on as many micro-batches as every other data rank; sums over all ranks.
-  void evaluate(std::span<const MicroBatch> micro_batches, StepOutput& output);
+  // Forward only, called as often as on every other data rank, if with empty ones; then sums over all ranks.
+  void evaluate(const MicroBatch& micro_batch, StepOutput& output);
+  void sum_evaluation(StepOutput& output);
   // Make the memory that a step uses, by the threads that will use it; what is there is lost. The first before weights
   // are set, the second after: a checkpoint that is read is in memory too, and would add to the peak.
   void first_touch_state();

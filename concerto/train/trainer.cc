@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
 #include "concerto/base/clock.h"
@@ -32,52 +33,60 @@ BatchSourceOptions source_options(const RunConfig& c, bool valid) {
 BatchSourceOptions train_source_options(const RunConfig& config) { return source_options(config, false); }
 
 Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& pool, const TerminalStyle& style,
-                 std::FILE* screen)
+                 std::FILE* screen, const RankGroups* groups)
     : config_((check_trainable(config), config)),
       start_time_(steady_seconds()),
       screen_(screen),
-      folder_(config_),
+      world_(groups ? &groups->world() : nullptr),
+      dealt_(dealt_micro_batches(micro_batches_of(config_), groups ? groups->mesh().sizes().dp : 1,
+                                 groups ? groups->place().dp : 0)),
+      folder_(leads() ? std::make_unique<RunFolder>(config_) : nullptr),
       progress_({.fd = ::fileno(screen), .style = style, .log_every_steps = config_.monitor.log_every_steps}),
       before_data_bytes_(read_process_memory().rss_bytes),
       source_(train_source_options(config_)),
       valid_(config_.data.valid.empty() ? nullptr : std::make_unique<BatchSource>(source_options(config_, true))),
       baseline_bytes_(read_process_memory().rss_bytes),
-      engine_(config_, backend, pool, docs_per_row()),
+      engine_(config_, backend, pool, docs_per_row(), false, groups),
       guard_(config_.training.spike_factor),
       watch_({.steps = config_.monitor.load_warning_steps,
               .starving_below = config_.monitor.starving_below,
               .collapsed_below = config_.monitor.collapsed_below,
               .experts_per_token = config_.model.config.moe_k}) {
-  check_memory(engine_.predicted_bytes() + batch_bytes(), read_available_memory());  // mapped, but not yet touched
-  for (const std::string& note : folder_.notes()) progress_.log("passed over " + note);
+  check_memory(of_all_ranks(engine_.predicted_bytes() + batch_bytes()), read_available_memory());  // not yet touched
+  if (world_) owned_ = owned_tensors(engine_.store().specs(), *groups);
+  const std::string from = resume_path();
+  for (size_t i = 0; folder_ && i < folder_->notes().size(); ++i) progress_.log("passed over " + folder_->notes()[i]);
   constexpr int64_t kManyParameters = 50'000'000;  // take some seconds
   if (const int64_t n = parameter_count(config_.model.config); n > kManyParameters)
     progress_.status(fmt::format("setting up {} parameters", format_count(static_cast<double>(n))));
   engine_.first_touch_state();
-  if (folder_.resume_path().empty()) {
+  if (from.empty()) {
     if (config_.model.init == InitFrom::kPretrained)
       start_from_weights();
     else
       engine_.store().initialize(config_.model.config, config_.model.init_method,
                                  static_cast<uint64_t>(config_.run.seed), pool);
   } else {
-    resume();
+    resume(from);
   }
   engine_.first_touch_work();
   meta_.config_hash = run_config_hash(config_);
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
-  predicted_bytes_ = engine_.predicted_bytes() + batch_bytes() + data_bytes_to_map();
+  predicted_bytes_ = of_all_ranks(engine_.predicted_bytes() + batch_bytes()) + data_bytes_to_map();
   StopSignals::set(StopMeans::kSave);  // from here on the folder is this run's
-  folder_.write_config(config_);
+  if (folder_) folder_->write_config(config_);
   describe(pool);
 
-  open_records();
+  if (folder_) open_records();
   engine_.executor().set_trace(trace_.get());
   const TrainingSection& t = config_.training;
-  const auto fill = [this, n = t.global_batch_size, rows = std::min(t.micro_batch_size, t.global_batch_size)](
-                        int64_t step, std::vector<MicroBatch>& out) { source_.fill((step - 1) * n, n, rows, out); };
+  const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size), first = dealt_.begin * rows,
+                count = std::min(t.global_batch_size, dealt_.end() * rows) - first;
+  const auto fill = [this, n = t.global_batch_size, rows, first, count](int64_t step, std::vector<MicroBatch>& out) {
+    source_.fill((step - 1) * n + first, count, rows, out);
+  };
   prefetcher_ =
       std::make_unique<Prefetcher>(fill, step_ + 1, t.steps + 1, config_.data.prefetch, [&pool] { pool.leave_core(); });
   saved_time_ = steady_seconds();
@@ -87,15 +96,15 @@ Trainer::~Trainer() = default;
 
 void Trainer::open_records() {
   const auto warn = [this](const std::string& line) { progress_.log(line); };
-  metrics_ = std::make_unique<MetricsWriter>(folder_.file("metrics.jsonl"), step_, warn);
+  metrics_ = std::make_unique<MetricsWriter>(folder_->file("metrics.jsonl"), step_, warn);
   if (const auto& layers = engine_.moe_layers(); config_.monitor.expert_load && !layers.empty())
     loads_ = std::make_unique<LoadWriter>(
-        folder_.file(kLoadFileName),
+        folder_->file(kLoadFileName),
         LoadHead{.layers = {layers.begin(), layers.end()}, .experts = config_.model.config.moe_num_experts}, step_,
         warn);
-  if (config_.monitor.tensorboard) events_ = std::make_unique<EventWriter>(folder_.dir(), step_, warn);
+  if (config_.monitor.tensorboard) events_ = std::make_unique<EventWriter>(folder_->dir(), step_, warn);
   if (config_.monitor.trace_steps.size() == 2)
-    trace_ = std::make_unique<TraceWriter>(folder_.file("trace.json"), config_.monitor.trace_steps[0],
+    trace_ = std::make_unique<TraceWriter>(folder_->file("trace.json"), config_.monitor.trace_steps[0],
                                            config_.monitor.trace_steps[1]);
 }
 
@@ -104,13 +113,47 @@ void Trainer::start_from_weights() {
     progress_.log(line);
 }
 
-void Trainer::resume() {
-  const std::string saved_by = CheckpointReader(folder_.resume_path()).meta().config_hash;
+// The lead looks, the others are told.
+std::string Trainer::resume_path() const {
+  std::string path = folder_ ? folder_->resume_path() : "";
+  if (!world_) return path;
+  const CommScope scope("agree where to go on");
+  auto size = static_cast<int64_t>(path.size());
+  const OwnedPiece length{View(&size, {1}, DType::kI64), 0};
+  world_->broadcast_from_owners({&length, 1});
+  std::vector<int32_t> letters(path.begin(), path.end());
+  letters.resize(static_cast<size_t>(size));
+  const OwnedPiece text{View(letters.data(), {size}, DType::kI32), 0};
+  world_->broadcast_from_owners({&text, 1});
+  return {letters.begin(), letters.end()};
+}
+
+// A signal may reach one process, or one rank a step before another; and clocks differ. Everybody does what any of them
+// has seen, and saves when the lead's clock says so.
+void Trainer::agree() {
+  stop_signal_ = StopSignals::requested();
+  save_is_due_ = save_by_clock();
+  if (!world_) return;
+  const CommScope scope("agree to go on");
+  std::array<int64_t, 3> seen{stop_signal_ == 2, stop_signal_ != 0 && stop_signal_ != 2, leads() && save_is_due_};
+  world_->all_reduce(View(seen.data(), {3}, DType::kI64));
+  stop_signal_ = seen[1] > 0 ? 15 : seen[0] > 0 ? 2 : 0;
+  save_is_due_ = seen[2] > 0;
+}
+
+// Ranks of one process share its memory.
+int64_t Trainer::of_all_ranks(int64_t bytes) const {
+  if (world_) world_->all_reduce(View(&bytes, {1}, DType::kI64));
+  return bytes;
+}
+
+void Trainer::resume(const std::string& path) {
+  const std::string saved_by = CheckpointReader(path).meta().config_hash;
   if (!saved_by.empty() && saved_by != run_config_hash(config_))
-    throw Error(ErrorCode::kCheckpoint, folder_.resume_path(),
+    throw Error(ErrorCode::kCheckpoint, path,
                 "was saved by a run with other settings (model, data, training, optimizer or seed)",
                 "Use the config.yaml of its run folder, or start from its exported model with model.init: pretrained.");
-  load_checkpoint(folder_.resume_path(), meta_, checkpoint_tensors(engine_.store()));
+  load_checkpoint(path, meta_, checkpoint_tensors(engine_.store(), owned_), world_);
   engine_.store().refresh_copies();
   guard_.restore(meta_.loss_history);
   step_ = meta_.step;
@@ -120,7 +163,7 @@ void Trainer::resume() {
     return it == meta_.counters.end() ? int64_t{0} : static_cast<int64_t>(it->second);
   };
   skipped_ = counter("skipped_steps");
-  progress_.log(fmt::format("going on from {} (step {})", folder_.resume_path(), step_));
+  progress_.log(fmt::format("going on from {} (step {})", path, step_));
 }
 
 // Of the mixed sources. A row may begin and end inside a document, hence the one more.
@@ -182,8 +225,8 @@ void Trainer::describe(const ThreadPool& pool) {
   progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + predicted_bytes_)));
   const TrainingSection& t = config_.training;
   if (step_ >= t.steps)
-    return progress_.log(fmt::format("run       {}: all {} steps are done already", folder_.dir(), t.steps));
-  progress_.log(fmt::format("run       {}: steps {} to {}, {} tokens a step", folder_.dir(), step_ + 1, t.steps,
+    return progress_.log(fmt::format("run       {}: all {} steps are done already", config_.run.dir, t.steps));
+  progress_.log(fmt::format("run       {}: steps {} to {}, {} tokens a step", config_.run.dir, step_ + 1, t.steps,
                             format_count(static_cast<double>(t.global_batch_size * t.seq_length))));
 }
 
@@ -193,13 +236,13 @@ RunSummary Trainer::run() {
     evaluate();
     if (meta_.valid_loss) save();
   }
-  while (step_ < config_.training.steps && StopSignals::requested() == 0) {
+  for (agree(); step_ < config_.training.steps && stop_signal_ == 0; agree()) {
     one_step();
     if (evaluation_due()) evaluate();
     if (step_ == config_.training.steps || should_save()) save();
   }
-  if (const int signal = StopSignals::requested()) {
-    summary.stopped_by = signal == 2 ? "Ctrl-C" : "SIGTERM";
+  if (stop_signal_ != 0) {
+    summary.stopped_by = stop_signal_ == 2 ? "Ctrl-C" : "SIGTERM";
     if (saved_step_ != step_) save();
   }
   if (trace_) trace_->finish();
@@ -229,7 +272,8 @@ void Trainer::one_step() {
 
 void Trainer::handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches) {
   const int64_t n = config_.training.global_batch_size, first = step_ * n;
-  const std::string bad = first_bad_tensor(engine_.executor(), engine_.store(), micro_batches);
+  const std::string bad = world_ ? first_bad_gradient(engine_.store())
+                                 : first_bad_tensor(engine_.executor(), engine_.store(), micro_batches);
   const std::string text =
       fmt::format("{}; batch: samples {} to {}; first bad tensor: {}", why, first, first + n - 1, bad);
   constexpr int64_t kMostInARow = 20;  // weights that are broken never give a good step again
@@ -251,6 +295,7 @@ void Trainer::report_step(double seconds) {
   report_.tokens_per_s = static_cast<double>(report_.tokens) / seconds;
   report_.peak_bytes = read_process_memory().peak_bytes;
   tokens_ += report_.tokens;
+  if (!folder_) return;
   metrics_->write(report_);
   if (loads_) loads_->write(report_);
   if (events_) events_->write(report_);
@@ -273,11 +318,21 @@ void Trainer::evaluate() {
   const int64_t samples = t.eval_batches > 0 ? std::min(all, t.eval_batches * rows) : all;
   valid_output_.loss_sum = {};
   valid_output_.loss_count = {};
-  for (int64_t at = 0; at < samples && StopSignals::requested() == 0; at += rows) {
-    valid_->fill(at, std::min(rows, samples - at), rows, valid_batches_);
-    for (const MicroBatch& b : valid_batches_) engine_.executor().evaluate(b, valid_output_);
+  const int64_t batches = (samples + rows - 1) / rows;
+  const RankGroups* groups = engine_.groups();
+  const Part mine =
+      groups ? dealt_micro_batches(batches, groups->mesh().sizes().dp, groups->place().dp) : Part{0, batches};
+  const int64_t most = groups ? dealt_micro_batches(batches, groups->mesh().sizes().dp, 0).count : batches;
+  for (int64_t i = 0; i < most; ++i) {
+    if (!world_ && StopSignals::requested() != 0) return;  // half an evaluation says nothing
+    const int64_t at = (mine.begin + i) * rows;
+    if (i < mine.count)
+      valid_->fill(at, std::min(rows, samples - at), rows, valid_batches_);
+    else
+      valid_batches_.assign(1, empty_micro_batch());
+    for (const MicroBatch& b : valid_batches_) engine_.evaluate(b, valid_output_);
   }
-  if (StopSignals::requested() != 0) return;  // half an evaluation says nothing
+  engine_.sum_evaluation(valid_output_);
   if (valid_output_.loss_count[0] == 0)
     return progress_.log(fmt::format("WARNING: no validation loss: no token of the {} rows looked at counts", samples));
   const EvalReport report{.step = step_,
@@ -289,6 +344,7 @@ void Trainer::evaluate() {
     meta_.best_valid_loss = report.valid_loss;
     meta_.best_step = step_;
   }
+  if (!folder_) return;
   metrics_->write(report);
   if (events_) events_->write(report);
   progress_.eval(report);
@@ -299,7 +355,12 @@ bool Trainer::should_save() const {
   const bool only_at_the_end = c.every_steps == 0 && c.every_minutes == 0;
   if (c.keep_best && !only_at_the_end && meta_.best_step == step_) return true;
   if (c.every_steps > 0 && step_ % c.every_steps == 0) return true;
-  return c.every_minutes > 0 && steady_seconds() - saved_time_ >= c.every_minutes * 60;
+  return save_is_due_;
+}
+
+bool Trainer::save_by_clock() const {
+  const double minutes = config_.checkpoint.every_minutes;
+  return minutes > 0 && steady_seconds() - saved_time_ >= minutes * 60;
 }
 
 // A checkpoint that cannot be written (full disk) is an alarm, not the end of the run: the last good one stays.
@@ -312,9 +373,13 @@ void Trainer::save() {
   meta_.counters["skipped_steps"] = static_cast<double>(skipped_);
   saved_time_ = steady_seconds();
   try {
-    metrics_->sync();
+    if (metrics_) metrics_->sync();
     if (loads_) loads_->sync();
-    save_checkpoint(folder_.dir(), meta_, checkpoint_tensors(engine_.store()));
+    SaveOptions options;
+    options.world = world_;
+    options.plan = &save_plan_;
+    options.model = &config_.model.config;
+    save_checkpoint(config_.run.dir, meta_, checkpoint_tensors(engine_.store(), owned_), options);
     saved_step_ = step_;
     unsaved_.clear();
   } catch (const Error& e) {
@@ -323,8 +388,9 @@ void Trainer::save() {
     progress_.log(fmt::format("WARNING: checkpoint {} could not be saved: {}", step_, e.what()));
     return;
   }
+  if (!folder_) return;
   try {
-    remove_old_checkpoints(folder_.dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
+    remove_old_checkpoints(folder_->dir(), config_.checkpoint.keep, config_.checkpoint.keep_best);
   } catch (const Error& e) {
     if (e.code != ErrorCode::kIo) throw;
     progress_.log(fmt::format("WARNING: an old checkpoint could not be removed: {}", e.what()));
@@ -332,7 +398,7 @@ void Trainer::save() {
 }
 
 void Trainer::finish(RunSummary& s) {
-  const std::string dir = folder_.dir();
+  const std::string dir = config_.run.dir;
   if (step_ == config_.training.steps && config_.checkpoint.export_model) {
     progress_.status("exporting the model");
     try {
@@ -340,7 +406,7 @@ void Trainer::finish(RunSummary& s) {
       options.dtype = config_.training.dtype == "bf16" ? DType::kBF16 : DType::kF32;
       if (!meta_.tokenizer.empty()) options.copy_files = files_beside_weights(meta_.tokenizer);
       options.replace = true;
-      export_hf_store(dir + "/model", config_.model.config, engine_.store(), options);
+      export_hf_store(dir + "/model", config_.model.config, engine_.store(), options, world_, owned_);
       exported_ = dir + "/model";
     } catch (const Error& e) {
       if (e.code != ErrorCode::kIo) throw;
@@ -349,6 +415,7 @@ void Trainer::finish(RunSummary& s) {
     }
   }
   progress_.finish();
+  if (!folder_) return;
   LossCurves curves;
   try {
     curves = write_loss_svg(dir);

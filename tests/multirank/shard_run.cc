@@ -53,7 +53,8 @@ class Rank {
                                           .stat = store_.stat(),
                                           .balance = true,
                                           .z = setup.config.router_z_loss_coef > 0});
-    for (const Unit& unit : stage_.units()) saved_.push_back({.input = {}, .segments = std::vector<Saved>(unit.segments.size())});
+    for (const Unit& unit : stage_.units())
+      saved_.push_back({.input = {}, .segments = std::vector<Saved>(unit.segments.size())});
     for (int i = 0; i <= setup.config.num_nextn_predict_layers; ++i) losses_.scale[i] = 0.25 + 0.5 * i;
     measure();
   }
@@ -215,8 +216,7 @@ ShardResult run_shards(const ShardSetup& setup, const MicroBatch& batch, int tp)
   std::vector<Tensors> shards(static_cast<size_t>(tp));
   run_local_ranks(tp, [&](Communicator& world) {
     const GroupTokenExchange exchange(world);
-    Rank rank(setup, batch,
-              {.exchange = tp > 1 ? &exchange : nullptr, .size = tp, .rank = world.rank()});
+    Rank rank(setup, batch, {.exchange = tp > 1 ? &exchange : nullptr, .size = tp, .rank = world.rank()});
     ShardResult& result = results[static_cast<size_t>(world.rank())];
     rank.clear();
     rank.forward(false);
@@ -250,7 +250,7 @@ ShardResult run_shards(const ShardSetup& setup, const MicroBatch& batch, int tp)
   return whole;
 }
 
-void expect_close(const Tensors& got, const Tensors& want, double tolerance) {
+void expect_close(const Tensors& got, const Tensors& want, double tolerance, double floor) {
   ASSERT_EQ(got.size(), want.size());
   std::map<std::string, double> norms;
   double largest = 0;
@@ -260,9 +260,10 @@ void expect_close(const Tensors& got, const Tensors& want, double tolerance) {
   }
   for (const auto& [name, values] : want) {
     ASSERT_TRUE(got.count(name)) << name;
-    const double floor = std::max(norms[name], 1e-5 * largest);
-    const double error = norms[name] > 0 ? norms[name] * distance(got.at(name), values) : distance(got.at(name), values);
-    EXPECT_LE(error, tolerance * floor) << name;
+    const double norm = std::max(norms[name], floor * largest);
+    const double error =
+        norms[name] > 0 ? norms[name] * distance(got.at(name), values) : distance(got.at(name), values);
+    EXPECT_LE(error, tolerance * norm) << name;
   }
 }
 
