@@ -59,7 +59,9 @@ struct Operation {
 
   // Is a float of the pieces rounded to bf16 on its way?
   bool rounds(const Piece& piece) const { return wire == Wire::kBF16 && piece.dtype == DType::kF32; }
-  int64_t wire_bytes(const Piece& piece) const { return piece.elements * (rounds(piece) ? 2 : dtype_bytes(piece.dtype)); }
+  int64_t wire_bytes(const Piece& piece) const {
+    return piece.elements * (rounds(piece) ? 2 : dtype_bytes(piece.dtype));
+  }
   // Adds what rank `rank` of `size` sends to others.
   void count(int rank, int size, Communicator::Traffic& traffic) const;
 

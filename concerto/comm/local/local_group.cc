@@ -147,8 +147,7 @@ void LocalGroup::start_collective(std::unique_lock<std::mutex>& lock, int rank, 
   if (slot.arrived++ == 0) slot.kind = operation.kind;
   if (slot.kind != operation.kind || slot.begun(size()))
     if (const std::string fault = mismatch(slot); !fault.empty())
-      fail(lock, rank, where(entry), fault,
-           "All ranks of a group must ask for the same operations in the same order.");
+      fail(lock, rank, where(entry), fault, "All ranks of a group must ask for the same operations in the same order.");
   if (!slot.begun(size())) return;
   slot.units_left = units_of(slot.kind, size());
   if (slot.units_left > 0 && bytes_of(operation) <= kSmallBytes)
@@ -277,7 +276,7 @@ void LocalGroup::wait(int rank, int64_t ticket) {
   std::unique_lock lock(mutex_);
   Entry& entry = member.entries[static_cast<size_t>(ticket)];
   CHECK(entry.open, "ticket {} of rank {} is not under way", ticket, rank);
-  const double limit = world_->options().deadline_seconds;
+  const double limit = std::max(world_->options().deadline_seconds, CommPatience::seconds());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit);
   for (bool late = false;;) {
     if (world_->aborted()) {
@@ -286,8 +285,7 @@ void LocalGroup::wait(int rank, int64_t ticket) {
     }
     if (done(entry)) break;
     if (help(lock, rank, entry)) continue;
-    if (const std::string ended = missing(rank, entry, true); !ended.empty())
-      fail(lock, rank, where(entry), ended, "");
+    if (const std::string ended = missing(rank, entry, true); !ended.empty()) fail(lock, rank, where(entry), ended, "");
     if (!late) {
       world_->note(member.world_rank, name_, entry.operation, true);
       late = member.wake.wait_until(lock, deadline) == std::cv_status::timeout;

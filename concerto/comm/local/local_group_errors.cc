@@ -7,8 +7,8 @@ std::string LocalGroup::where(const Entry& entry) const {
   const Operation& operation = entry.operation;
   std::string text = fmt::format("{} {}", name_, operation_name(operation.kind));
   if (operation.peer >= 0)
-    text += fmt::format(" {} rank {}", operation.kind == OperationKind::kSend ? "to" : "from",
-                        world_rank(operation.peer));
+    text +=
+        fmt::format(" {} rank {}", operation.kind == OperationKind::kSend ? "to" : "from", world_rank(operation.peer));
   if (operation.number > 0) text += fmt::format(", number {}", operation.number);
   const std::string action = operation.action.text();
   return action.empty() ? text : fmt::format("{} ({})", text, action);
@@ -63,7 +63,8 @@ std::string LocalGroup::mismatch(const Slot& slot) const {
   };
   for (int r = 0; r < n; ++r) {
     const Operation &mine = operation(r), &other = operation(first);
-    if (mine.wire != other.wire) return fmt::format("ranks {} and {} send in other types", world_rank(first), world_rank(r));
+    if (mine.wire != other.wire)
+      return fmt::format("ranks {} and {} send in other types", world_rank(first), world_rank(r));
     if (mine.pieces.size() != other.pieces.size())
       return fmt::format("rank {} has {} pieces, rank {} {}", world_rank(first), other.pieces.size(), world_rank(r),
                          mine.pieces.size());
