@@ -5,16 +5,8 @@ namespace concerto {
 
 std::string LocalGroup::where(const Entry& entry) const {
   const Operation& operation = entry.operation;
-<<<<<<< HEAD
   const int peer = operation.peer < 0 ? -1 : world_rank(operation.peer);
   const std::string text = describe_operation(name_, operation.kind, peer, operation.number);
-=======
-  std::string text = fmt::format("{} {}", name_, operation_name(operation.kind));
-  if (operation.peer >= 0)
-    text +=
-        fmt::format(" {} rank {}", operation.kind == OperationKind::kSend ? "to" : "from", world_rank(operation.peer));
-  if (operation.number > 0) text += fmt::format(", number {}", operation.number);
->>>>>>> ckpt
   const std::string action = operation.action.text();
   return action.empty() ? text : fmt::format("{} ({})", text, action);
 }
