@@ -30,6 +30,7 @@ Executor::Executor(std::vector<const Stage*> stages, ParameterStore& store, cons
   if (options_.usual_docs == 0) options_.usual_docs = options_.max_docs;
   context_ = {.backend = &backend, .pool = &pool, .scratch = &arenas_->scratch};
   if (options_.max_rows == 0) options_.max_rows = options_.max_tokens;
+  if (is_global() && options_.groups.dp) data_rows_ = std::make_unique<DataRowExchange>(*options_.groups.dp);
   for (size_t c = 0; c < stages_.size(); ++c) {
     const Stage& stage = *stages_[c];
     CHECK((options.routing.unit == RoutingUnit::kGlobal) == (stage.routing_unit() == RoutingUnit::kGlobal));
