@@ -250,7 +250,7 @@ ShardResult run_shards(const ShardSetup& setup, const MicroBatch& batch, int tp)
   return whole;
 }
 
-void expect_close(const Tensors& got, const Tensors& want, double tolerance) {
+void expect_close(const Tensors& got, const Tensors& want, double tolerance, double floor) {
   ASSERT_EQ(got.size(), want.size());
   std::map<std::string, double> norms;
   double largest = 0;
@@ -260,10 +260,10 @@ void expect_close(const Tensors& got, const Tensors& want, double tolerance) {
   }
   for (const auto& [name, values] : want) {
     ASSERT_TRUE(got.count(name)) << name;
-    const double floor = std::max(norms[name], 1e-5 * largest);
+    const double norm = std::max(norms[name], floor * largest);
     const double error =
         norms[name] > 0 ? norms[name] * distance(got.at(name), values) : distance(got.at(name), values);
-    EXPECT_LE(error, tolerance * floor) << name;
+    EXPECT_LE(error, tolerance * norm) << name;
   }
 }
 

@@ -30,8 +30,8 @@ struct ShardResult {
 // unused memory is NaN; backward_weight exchanges nothing.
 ShardResult run_shards(const ShardSetup& setup, const MicroBatch& batch, int tp);
 
-// |a - b| at most `tolerance` times |b|, tensor by tensor; a tensor that is zero but for rounding is measured by the
-// largest.
-void expect_close(const Tensors& got, const Tensors& want, double tolerance);
+// |a - b| at most `tolerance` times |b|, tensor by tensor, |b| at least `floor` times the largest: some gradients are
+// zero but for rounding.
+void expect_close(const Tensors& got, const Tensors& want, double tolerance, double floor = 1e-5);
 
 }  // namespace concerto::test
