@@ -108,6 +108,7 @@ class Executor {
 
   const ModelConfig& config() const { return stages_[0]->config(); }
   void make_slots(Chunk& chunk, int64_t count);
+  MemoryPlan counted() const;
   void plan_memory();
   void dry_run(int64_t docs);
   void dry_run(Chunk& chunk, int64_t docs);

@@ -185,6 +185,17 @@ void StepEngine::report_losses(StepReport& report) {
   }
 }
 
+// Rows that others read may be under way in the executor's memory: the job ends before an exception takes that away.
+template <class F>
+void StepEngine::guarded(F&& work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    if (groups_) groups_->world().abort(e.what());
+    throw;
+  }
+}
+
 void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
                       std::string& why) {
   TraceWriter* const trace = executor_->trace();
@@ -196,7 +207,7 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
     pad(micro_batches);
     micro_batches = padded_;
   }
-  executor_->run(schedule_, micro_batches, output_);
+  guarded([&] { executor_->run(schedule_, micro_batches, output_); });
   if (sync_) sync_->reduce_gradients();
   router_steps_->orthogonal_loss(orthogonal_);
   if (sync_) {
@@ -279,7 +290,9 @@ void StepEngine::sum_output() {
   each_count([&](int64_t& n, bool) { n = counts_[at++]; });
 }
 
-void StepEngine::evaluate(const MicroBatch& b, StepOutput& output) { executor_->evaluate(schedule_, b, output); }
+void StepEngine::evaluate(const MicroBatch& b, StepOutput& output) {
+  guarded([&] { executor_->evaluate(schedule_, b, output); });
+}
 
 void StepEngine::sum_evaluation(StepOutput& output) {
   if (!groups_) return;
