@@ -224,7 +224,8 @@ class Cost {
     if (w_.v_shape && w_.pp_rank == w_.pp - 1) --forward, --backward;
     const int64_t hidden = own_tokens_ * c_.hidden_size * dtype_bytes(w_.compute);
     const int64_t pooled = w_.pooled_units * c_.moe_num_experts * static_cast<int64_t>(w_.micro_batches.size());
-    cost_.pipeline_bytes = forward * (hidden + 16 * pooled) + backward * (hidden + stat_ * pooled);
+    cost_.pipeline_bytes =
+        forward * (hidden + 16 * pooled) + backward * (hidden + (w_.trains_pool ? stat_ * pooled : 0));
   }
 
   void synchronize() {

@@ -27,11 +27,13 @@ struct RankWork {
   Recompute recompute = Recompute::kNone;
   bool global_routing = false;  // training.routing_unit: global
 
-  std::vector<int64_t> micro_batches;  // tokens of each that this rank's data rank works on
+  std::vector<int64_t> micro_batches;  // tokens of each that this rank's data rank plays, empty ones too
   // Rows that travel to experts in a step, over all MoE layers of the rank: from its own tokens, by expert [E]; and to its
   // experts, by sender [ep * etp], itself included. Empty: loads are even and all senders have as many tokens.
   std::vector<double> sent_rows, received_rows;
-  int64_t pooled_units = 0;  // routing units of a micro-batch whose counts travel with it; 0: balance loss not pooled
+  // Routing units of a micro-batch whose balance is pooled over layers, so that it travels from stage to stage; 0: none.
+  int64_t pooled_units = 0;
+  bool trains_pool = false;  // whether gradients of it travel back
 };
 
 struct LayoutCost {
@@ -61,7 +63,7 @@ struct LayoutCost {
   //   counts: 4 for each expert of each other rank, layer and micro-batch
   int64_t dispatch_bytes = 0;  // of all_to_all, both ways
   // Pipeline: T_r H c a micro-batch, to the next stage forward and to the one before backward, unless it is on the same rank;
-  // with a pooled balance loss 16 E a routing unit forward and s E backward.
+  // with a pooled balance 16 E a routing unit forward and, if it is trained, s E backward.
   int64_t pipeline_bytes = 0;
   // Gradients of trainable tensors to their owners: 2 or s a element that it does not own. From owners, weights (zero 0:
   // gradients): s a element that it owns, to each other rank of the tensor's group.

@@ -234,6 +234,8 @@ TEST(LayoutCost, PipelineTraffic) {
   EXPECT_EQ(sent(2), 17 * 64 * 2);
   RankWork w = work_of(c, {.pp = 3}, 1, {10, 7});
   w.pooled_units = 2;
+  EXPECT_EQ(layout_cost(c, w).pipeline_bytes, 2 * 17 * 64 * 2 + 2 * 2 * 8 * 16);
+  w.trains_pool = true;
   EXPECT_EQ(layout_cost(c, w).pipeline_bytes, 2 * 17 * 64 * 2 + 2 * 2 * 8 * (16 + 4));
   // In a V the first rank has both ends, and the turn lies inside the last.
   w.v_shape = true;

@@ -51,7 +51,9 @@ CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
 
   TensorFaults faults("the manifest");
   tensors_ = join_slices(manifest.tensors, faults, [&](size_t file) { return manifest.files[file].name; });
-  if (!faults.empty()) throw fault(manifest_path, faults.text("its slices are not whole tensors") + "\n");
+  if (!faults.empty())
+    throw Error(ErrorCode::kCheckpoint, manifest_path, faults.text("its slices are not whole tensors"),
+                std::string("\n") + kUseOlder);
   for (ManifestFile& file : manifest.files) files_.push_back({file.name, file.bytes, file.header_hash, {}, {}});
   for (size_t i = 0; i < tensors_.size(); ++i) {
     index_.emplace(tensors_[i].name, i);
@@ -67,8 +69,8 @@ const SafetensorsFile& CheckpointReader::open_file(size_t number) const {
   auto open = as_checkpoint_error([&] { return std::make_unique<SafetensorsFile>(path); });
   const auto step = open->metadata().find(kStepKey);
   if (step != open->metadata().end() && step->second != std::to_string(meta_.step))
-    throw fault(path, fmt::format("is of another checkpoint: of step {}, where this one is of {}", step->second,
-                                  meta_.step));
+    throw fault(path,
+                fmt::format("is of another checkpoint: of step {}, where this one is of {}", step->second, meta_.step));
   if (open->bytes() != file.bytes || open->header_hash() != file.header_hash)
     throw fault(path, "is damaged or of another checkpoint: its size or header does not match the manifest");
   for (const auto& [t, s] : file.slices) {

@@ -23,6 +23,7 @@
 #include "concerto/cli/eval_command.h"
 #include "concerto/cli/generate_command.h"
 #include "concerto/cli/inspect_command.h"
+#include "concerto/cli/launch_command.h"
 #include "concerto/cli/train_command.h"
 #include "concerto/cli/verify_command.h"
 #include "concerto/config/faults.h"
@@ -104,6 +105,7 @@ void hold_standard_streams() {
 
 void add_commands(CLI::App& app) {
   add_train_command(app);
+  add_launch_command(app);
   add_eval_command(app);
   add_generate_command(app);
   add_verify_command(app);

@@ -11,6 +11,7 @@
 #include "concerto/cli/backends.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/cli/text_generator.h"
+#include "concerto/topology/layout.h"
 #include "concerto/train/signals.h"
 #include "concerto/train/trainer.h"
 
@@ -68,23 +69,50 @@ void print_json(const RunSummary& s) {
   fmt::print("{}\n", line.dump());
 }
 
-void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
-  const StopSignals signals(StopMeans::kQuit);
-  const RunConfig config = load_run_config(path, parse_overrides(rest));
-  ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
+struct CloseFile {
+  void operator()(std::FILE* f) const { std::fclose(f); }
+};
+
+}  // namespace
+
+void train_rank(const RunConfig& config, Communicator* world, int threads, bool json) {
   const Backend& backend = backend_by_name(config.backend);
-  ThreadPool pool(config.run.threads, pinned_cores(config.run));
+  const MeshSizes sizes = resolve_layout(config, world ? world->size() : 1);
+  std::unique_ptr<RankGroups> groups;
+  if (world)
+    groups = std::make_unique<RankGroups>(*world, sizes, kv_sharers(config.model.config, sizes.tp),
+                                          step_schedule(config, sizes).chunks);
+  const bool leads = !world || world->rank() == 0;
+  const std::unique_ptr<std::FILE, CloseFile> nowhere(leads ? nullptr : std::fopen("/dev/null", "w"));
+  std::FILE* screen = !leads ? nowhere.get() : json ? stderr : stdout;  // standard output is then all JSON
+  CHECK(screen, "/dev/null cannot be opened");
+  ThreadPool pool(threads, world ? std::vector<int>{} : pinned_cores(config.run));
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(config);
-  std::FILE* screen = json ? stderr : stdout;  // standard output is then all JSON
-  Trainer trainer(config, backend, pool, detect_terminal(::fileno(screen)), screen);
+  Trainer trainer(config, backend, pool, detect_terminal(::fileno(screen)), screen, groups.get());
   const RunSummary s = trainer.run();
   StopSignals::set(StopMeans::kCut);
-  if (tokenizer && !config.monitor.sample_prompt.empty() && s.stopped_by.empty())
-    print_sample(trainer, config, *tokenizer, backend, pool, screen);
+  if (!leads) return;
+  if (tokenizer && !config.monitor.sample_prompt.empty() && s.stopped_by.empty()) {
+    if (world)
+      trainer.log(fmt::format("sample    concerto generate --model {}/model --prompt \"{}\"", s.run_dir,
+                              config.monitor.sample_prompt));
+    else
+      print_sample(trainer, config, *tokenizer, backend, pool, screen);
+  }
   if (json) print_json(s);
   if (!s.unsaved.empty())
     throw Error(ErrorCode::kIo, s.run_dir, s.unsaved,
                 "Free space, then run the same command: it goes on from the last checkpoint.");
+}
+
+namespace {
+
+void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
+  const StopSignals signals(StopMeans::kQuit);
+  const RunConfig config = load_run_config(path, parse_overrides(rest));
+  for (const std::string& note : config.notes) fmt::print(stderr, "note: {}\n", note);
+  ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
+  train_rank(config, nullptr, config.run.threads, json);
 }
 
 }  // namespace

@@ -46,6 +46,20 @@ class CommScope {
   CommAction around_;
 };
 
+// Inside its life the waits of this thread have at least this deadline: for what ranks do between two operations that
+// takes some of them much longer than others (files). A rank that dies ends them at once all the same.
+class CommPatience {
+ public:
+  explicit CommPatience(double seconds);
+  ~CommPatience();
+  CommPatience(const CommPatience&) = delete;
+  CommPatience& operator=(const CommPatience&) = delete;
+  static double seconds();  // 0: none
+
+ private:
+  double around_;
+};
+
 class Communicator;
 
 // An operation under way. Must be waited for, once; moved from or default made: nothing to wait for. One that is dropped

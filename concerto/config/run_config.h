@@ -97,6 +97,7 @@ struct ParallelSection {  // data parallel ranks follow from the number of ranks
   std::vector<int64_t> stage_layers;  // of each virtual stage, in the order of the model; empty: balanced
   int64_t zero = 1;                   // 0 | 1 | 2
   std::string grad_wire = "f32";      // f32 | bf16
+  double timeout_minutes = 10;        // how long a rank waits for another
   int64_t dispatch_buffer_mib = 0;    // 0: room for the worst case, one round
   std::string schedule = "1f1b";      // 1f1b | interleaved | zero_bubble | zero_bubble_v
   Recompute recompute = Recompute::kNone;

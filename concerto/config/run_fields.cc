@@ -365,6 +365,11 @@ void parallel(std::vector<F>& f) {
                   "type that gradients are sent in between data ranks; they are summed in f32 all the same")
                   .one_of({"f32", "bf16"}));
   f.push_back(F(
+                  "parallel", "timeout_minutes", [](RunConfig& c) -> Slot { return &c.parallel.timeout_minutes; },
+                  "minutes that a rank waits for another before the job ends with an error that names who is missing")
+                  .range(0.01, 1e5)
+                  .also({"distributed_timeout_minutes"}));
+  f.push_back(F(
                   "parallel", "dispatch_buffer_mib",
                   [](RunConfig& c) -> Slot { return &c.parallel.dispatch_buffer_mib; },
                   "bound in MiB of the rows that a rank receives for its experts at once: what may be more travels in "

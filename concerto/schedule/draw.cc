@@ -150,19 +150,21 @@ std::string draw_legend(const PipelineSchedule& s, const Picture& p) {
   for (const auto& [kind, name] : s.split ? split : joined) {
     for (int chunk = 0; chunk < s.chunks; ++chunk, x += 20) text += bar(x, y, 18, fill(kind, chunk, s.chunks)) + "\n";
     text += label(x + 4, y + 16, name, "start");
-    x += 140;
+    x += 24 + 7.5 * static_cast<double>(std::string(name).size());
   }
-  if (s.chunks > 1) text += label(x, y + 16, fmt::format("paler: chunks 1 to {}", s.chunks - 1), "start");
+  if (s.chunks > 1)
+    text += label(x, y + 16, s.chunks == 2 ? "paler: chunk 1" : fmt::format("paler: chunks 1 to {}", s.chunks - 1),
+                  "start");
   return text;
 }
 
-std::string headline(const PipelineSchedule& s, double bubble) {
+std::string headline(const PipelineSchedule& s, const StageTimes& times, double bubble) {
   const std::vector<int64_t> peaks = peak_in_flight(s);
-  const int64_t peak = *std::max_element(peaks.begin(), peaks.end());
-  const auto many = [](int64_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); };
-  return fmt::format("{}: {}, {}, bubble {:.1f} %, at most {} in flight{}", s.name, many(s.pp, "rank"),
-                     fmt::format("{} micro-batch{}", s.micro_batches, s.micro_batches == 1 ? "" : "es"), 100 * bubble,
-                     peak, s.chunks > 1 ? fmt::format(" (each counted once a chunk of {})", s.chunks) : "");
+  const double least = bubble_bound({s.name, s.pp, s.chunks, s.micro_batches, s.together}, times);
+  return fmt::format("{}: {} rank{}, {} micro-batch{}, bubble {:.1f} % (at least {:.1f} %), at most {} in flight{}",
+                     s.name, s.pp, s.pp == 1 ? "" : "s", s.micro_batches, s.micro_batches == 1 ? "" : "es",
+                     100 * bubble, 100 * least, *std::max_element(peaks.begin(), peaks.end()),
+                     s.chunks > 1 ? fmt::format(", each of one of {} chunks", s.chunks) : "");
 }
 
 }  // namespace
@@ -178,7 +180,7 @@ std::string pipeline_svg(const PipelineSchedule& s, const StageTimes& times) {
       R"(font-family="Helvetica, Arial, sans-serif" fill="#202020">)",
       p.width, p.height);
   text += "\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
-  text += label(Picture::kLeft, 28, headline(s, timing.bubble), "start", 15);
+  text += label(Picture::kLeft, 28, headline(s, times, timing.bubble), "start", 15);
   for (int rank = 0; rank < s.pp; ++rank) text += draw_rank(s, timing.ranks[rank], rank, p);
   return text + draw_legend(s, p) + "</svg>\n";
 }

@@ -97,7 +97,12 @@ struct PipelineTiming {
   double bubble = 0;  // idle share of the ranks: 1 - busy / (pp * length)
 };
 PipelineTiming time_pipeline(const PipelineSchedule& schedule, const StageTimes& times = {});
-// The least bubble that the kind of schedule can have, in closed form (1f1b: (p - 1) / (m + p - 1), ...).
+// The least bubble that the kind of schedule can have within its memory, in closed form: idle / (idle + busy), where a
+// rank is busy for m (F + I + W) a chunk and idle, with m >= p, for
+//   1f1b, interleaved   (p - 1) (F + I + W)
+//   zero_bubble         (p - 1) max(I, F + I - W)
+//   zero_bubble_v       (p - 1) F                     F, I, W of half a stage; more if (p - 1) I > (2 p - 1) W
+// times of a virtual stage. From 2 p micro-batches on, build_pipeline reaches it at F = I = W.
 double bubble_bound(const PipelineOptions& options, const StageTimes& times = {});
 
 // A grid: a line a rank, a column a unit of time, in at most 120 columns; it says so when it has to leave out.
