@@ -28,4 +28,7 @@ CommScope::~CommScope() { doing = around_; }
 
 const CommAction& CommScope::current() { return doing; }
 
+PeerError::PeerError(std::string where, int rank, const std::string& reason)
+    : Error(ErrorCode::kComm, std::move(where), fmt::format("rank {} ended the job: {}", rank, reason)), rank(rank) {}
+
 }  // namespace concerto
