@@ -12,6 +12,7 @@
 #include "concerto/comm/communicator.h"
 #include "concerto/data/micro_batch.h"
 #include "concerto/model/stage.h"
+#include "concerto/optim/gradient_sync.h"
 #include "concerto/parallel/rank_groups.h"
 #include "concerto/parallel/token_exchange.h"
 #include "concerto/schedule/pipeline.h"
@@ -25,7 +26,8 @@ struct ExecutorGroups {
   std::span<const RankGroups::PipelineChannel> pp = {};  // of each chunk, by pipeline rank; none: no pipeline
   Communicator* dp = nullptr;                            // ranks that work on other micro-batches of the step
   int pp_rank = 0;
-  int tp = 1, tp_rank = 0;  // how the tokens of a micro-batch are cut
+  int tp = 1, tp_rank = 0;       // how the tokens of a micro-batch are cut
+  GradientSync* sync = nullptr;  // hears of every layer whose weight gradients are made
 };
 
 struct ExecutorOptions {
@@ -134,6 +136,7 @@ class Executor {
   void receive_backward(Chunk& chunk, Slot& slot);
   void send_backward(Chunk& chunk, Slot& slot);
   void begin_backward(Chunk& chunk, Slot& slot, Acts& grads);
+  void weights_done(Chunk& chunk, size_t unit);
   void hand_gradient_on(Chunk& chunk, Slot& slot, const Acts& grads);
   void release(Chunk& chunk, Slot& slot, StepOutput& output);
 

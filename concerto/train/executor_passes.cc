@@ -109,6 +109,7 @@ void Executor::backward(Chunk& chunk, Slot& slot) {
     ArenaScope temporary(arenas_->temporary);
     unit_backward_input(unit, ctx, grads, slot.units[i], {&slot.keep, &arenas_->temporary, &arena});
     unit_backward_weight(unit, ctx, slot.units[i]);
+    weights_done(chunk, i);
   }
   hand_gradient_on(chunk, slot, grads);
 }
@@ -134,6 +135,7 @@ void Executor::backward_weight(Chunk& chunk, Slot& slot) {
     const Unit& unit = chunk.stage.units()[i];
     TraceScope scope(trace_, unit.name, "backward_weight", -1, slot.micro_batch);
     unit_backward_weight(unit, ctx, slot.units[i]);
+    weights_done(chunk, i);
   }
 }
 

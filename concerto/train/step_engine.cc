@@ -80,8 +80,9 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const ShardPlan plan = shard_plan(config, mesh_of(groups), place, schedule_);
   std::vector<TensorSpec> specs = tensor_specs(model, plan);
   const std::vector<uint8_t> updated = updated_tensors(specs, groups, config.parallel.zero);
-  store_ = std::make_unique<ParameterStore>(std::move(specs), compute, StoreUse::kTrain, &backend,
-                                            compute_dtype(config.optimizer.moments_dtype), updated);
+  store_ = std::make_unique<ParameterStore>(
+      std::move(specs), compute, StoreUse::kTrain, &backend, compute_dtype(config.optimizer.moments_dtype), updated,
+      groups && config.parallel.zero == 2 ? GradientsOf::kUpdated : GradientsOf::kAll);
   if (groups)
     sync_ =
         std::make_unique<GradientSync>(*store_, *groups, tensor_specs(model), static_cast<int>(config.parallel.zero),
@@ -109,7 +110,8 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
                      .dp = groups ? groups->dp() : nullptr,
                      .pp_rank = place.pp,
                      .tp = plan.tp,
-                     .tp_rank = plan.tp_rank}});
+                     .tp_rank = plan.tp_rank,
+                     .sync = sync_.get()}});
   std::vector<int> own_layers;
   for (const auto& stage : stages_)
     own_layers.insert(own_layers.end(), stage->moe_layers().begin(), stage->moe_layers().end());

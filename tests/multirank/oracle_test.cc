@@ -171,7 +171,7 @@ TEST(Oracle, OneRankWithGroups) { check({"moe", 3, layout({})}); }
 
 TEST(Oracle, Data) {
   for (const int dp : {2, 3, 5})
-    for (const int zero : {0, 1}) {
+    for (const int zero : {0, 1, 2}) {
       check({"dense", 5, layout({.dp = dp}, "1f1b", zero)});
       check({"moe", 5, layout({.dp = dp}, "zero_bubble", zero)});
     }
@@ -214,6 +214,14 @@ TEST(Oracle, GlobalUnit) {
     for (const Layout& l : {layout({.pp = 2}), layout({.dp = 2}), layout({.tp = 2}),
                             layout({.dp = 3, .pp = 2, .ep = 3}), layout({.tp = 2, .dp = 2, .ep = 4}, "zero_bubble")})
       check({.model = r.name, .micro_batches = 4, .layout = l, .unit = RoutingUnit::kGlobal});
+}
+
+TEST(Oracle, GradientsOfOwnersOnly) {
+  for (const char* model : {"moe", "mtp", "old_gate_drops"}) {
+    check({model, 5, layout({.dp = 2, .ep = 2}, "1f1b", 2)});
+    check({model, 5, layout({.tp = 2, .dp = 2, .ep = 2}, "zero_bubble", 2), OptimizerName::kLamb});
+    check({model, 3, layout({.tp = 2, .dp = 3, .ep = 3, .etp = 2}, "zero_bubble_v", 2)});
+  }
 }
 
 TEST(Oracle, Mixed) {
