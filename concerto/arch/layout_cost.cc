@@ -166,7 +166,8 @@ class Cost {
       }
     }
     const auto received = received_rows();
-    cost_.expert_flops = 2 * mlp * expert_elements * std::accumulate(received.begin(), received.end(), 0.0);
+    const double rows = std::accumulate(received.begin(), received.end(), 0.0);
+    cost_.expert_flops = 2 * expert_elements * (mlp * rows + w_.later_received);
   }
 
   // ---- What it sends.
@@ -220,7 +221,8 @@ class Cost {
     CHECK(std::ssize(from) == dispatch_ranks(), "rows of {} senders, {} ranks", from.size(), dispatch_ranks());
     for (int r = 0; r < dispatch_ranks(); ++r)
       if (r != dispatch_rank()) received += from[static_cast<size_t>(r)];
-    const double rows = sent * (forwards * (row + weight) + row) + received * (forwards * row + row + weight);
+    const double rows = sent * (forwards * (row + weight) + row) + received * (forwards * row + row + weight) +
+                        w_.later_sent * (row + weight);
     cost_.dispatch_bytes =
         static_cast<int64_t>(rows) + counts * moe_layers_ * static_cast<int64_t>(w_.micro_batches.size());
   }

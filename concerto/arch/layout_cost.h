@@ -31,6 +31,8 @@ struct RankWork {
   // Rows that travel to experts in a step, over all MoE layers of the rank: from its own tokens, by expert [E]; and to its
   // experts, by sender [ep * etp], itself included. Empty: loads are even and all senders have as many tokens.
   std::vector<double> sent_rows, received_rows;
+  // Of these, those of later dispatch rounds (parallel.dispatch_buffer_mib): copies sent to other ranks, rows received.
+  double later_sent = 0, later_received = 0;
   // Routing units of a micro-batch whose balance is pooled over layers, so that it travels from stage to stage; 0: none.
   int64_t pooled_units = 0;
   bool trains_pool = false;  // whether gradients of it travel back
@@ -49,7 +51,7 @@ struct LayoutCost {
   // gradient of the weight; one more where forward runs again (recompute: MLP and MoE halves; full: attention too).
   double linear_flops = 0;  // q, k, v, o, dense and shared MLPs: T rows of the rank's slice; MTP projection: T_r rows
   double router_flops = 0;  // T_r rows
-  double expert_flops = 0;  // received rows
+  double expert_flops = 0;  // received rows; those of later rounds run forward once more in backward
   double head_flops = 0;    // T rows of the slice of the vocabulary; each MTP depth once more
   double product_flops() const { return linear_flops + router_flops + expert_flops + head_flops; }
 
@@ -62,6 +64,7 @@ struct LayoutCost {
   // Expert parallel. A row goes to each etp rank of its expert's ep rank, and comes back from each.
   //   to the experts: H c + s forward (again when recomputed), H c backward
   //   back: H c forward (again when recomputed), H c + s backward
+  //   rows of later rounds: H c + s to the experts once more in backward
   //   counts: 4 for each expert of each other rank, layer and micro-batch
   int64_t dispatch_bytes = 0;  // of all_to_all, both ways
   // Pipeline: T_r H c a micro-batch, to the next stage forward and to the one before backward, unless it is on the same rank;

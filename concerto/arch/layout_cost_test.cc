@@ -218,6 +218,11 @@ TEST(LayoutCost, DispatchTraffic) {
   EXPECT_DOUBLE_EQ(layout_cost(c, w).expert_flops, 6.0 * (3 * 64 * 32) * 24);
   w.recompute = Recompute::kSelective;
   EXPECT_EQ(layout_cost(c, w).dispatch_bytes, (14 + 13) * (3 * row + 2 * weight) + 11 * (3 * row + weight) + 3 * 4 * 4);
+  w.later_sent = 8;
+  w.later_received = 5;
+  EXPECT_EQ(layout_cost(c, w).dispatch_bytes,
+            (14 + 13) * (3 * row + 2 * weight) + 11 * (3 * row + weight) + 3 * 4 * 4 + 8 * (row + weight));
+  EXPECT_DOUBLE_EQ(layout_cost(c, w).expert_flops, 2.0 * (3 * 64 * 32) * (4 * 24 + 5));
   // Even loads: all tokens of the group, shared by its experts.
   w = work_of(c, s, 2, {10, 10, 10, 10});
   EXPECT_DOUBLE_EQ(layout_cost(c, w).expert_flops, 6.0 * (3 * 64 * 32) * (4 * 10 * 2 / 2));

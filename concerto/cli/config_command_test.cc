@@ -134,6 +134,42 @@ TEST_F(ConfigCommand, ShowsTheLayout) {
   EXPECT_THROW(run({"config", "show", path_, "-n", "2"}), Error);
 }
 
+// Ranks with more micro-batches, and with more experts, do more; together they do what one rank does.
+TEST_F(ConfigCommand, RanksOfALayoutShareTheWork) {
+  const auto flops = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"config",
+                                          "show",
+                                          path_,
+                                          "--layout",
+                                          "--json",
+                                          "--model.num_hidden_layers=3",
+                                          "--training.global_batch_size=14"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    double sum = 0;
+    for (const auto& rank : nlohmann::json::parse(run(arguments))["layout"]) sum += rank["product_flops"].get<double>();
+    return sum;
+  };
+  const double one = flops({"--training.micro_batch_size=4"});
+  for (const std::vector<std::string>& layout :
+       std::vector<std::vector<std::string>>{{"-n", "12", "--parallel.tp=2", "--parallel.pp=2", "--parallel.ep=3"},
+                                             {"-n", "3", "--parallel.ep=3"},
+                                             {"-n", "8", "--parallel.tp=4", "--parallel.ep=2", "--parallel.etp=4"},
+                                             {"-n", "4", "--parallel.pp=4", "--parallel.schedule=zero_bubble_v"}}) {
+    std::vector<std::string> more = layout;
+    more.push_back("--training.micro_batch_size=4");
+    EXPECT_NEAR(flops(more), one, 1e-9 * one) << layout[1];
+  }
+}
+
+// The picture of docs/parallelism.md is what the command there draws.
+TEST_F(ConfigCommand, DrewThePictureOfTheDocs) {
+  const std::string svg = folder_ / "meshes.svg";
+  run({"config", "show", "examples/quickstart.yaml", "--layout", "-n", "12", "--svg", svg,
+       "--model.path=examples/models/moe-10m", "--training.micro_batch_size=4", "--parallel.tp=2", "--parallel.pp=2",
+       "--parallel.ep=3", "--parallel.stage_layers=[3, 1]"});
+  EXPECT_EQ(read_text_file(svg), read_text_file("docs/pictures/meshes.svg"));
+}
+
 // What a file says and the run does not read is told.
 TEST_F(ConfigCommand, PrintsNotes) {
   const std::string path = folder_.write(
