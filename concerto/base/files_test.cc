@@ -185,6 +185,30 @@ TEST_F(Files, StagedDirectoryLeavesItsNeighboursAlone) {
   EXPECT_EQ(list_directory(dir_), (std::vector<std::string>{"d", "d.bak", "d.old", "d.old.tmp", "d.tmp"}));
 }
 
+TEST_F(Files, PlacesOfAFileAreWrittenByMany) {
+  {
+    FileWriter writer(at("f"));
+    writer.write("head", 4);
+    writer.extend(10);
+    EXPECT_EQ(writer.bytes(), 10);
+    writer.finish();
+    EXPECT_THROW(writer.extend(20), Bug);
+  }
+  EXPECT_EQ(read_text_file(at("f")), std::string("head\0\0\0\0\0\0", 10));
+  FilePatcher a(at("f")), b(at("f"));
+  b.write_at(7, "xyz", 3);
+  a.write_at(4, "abc", 3);
+  a.finish();
+  b.finish();
+  EXPECT_EQ(read_text_file(at("f")), "headabcxyz");
+  EXPECT_THROW(a.write_at(0, "x", 1), Bug);
+  EXPECT_NE(io_failure([&] { FilePatcher none(at("none")); }).find("No such file"), std::string::npos);
+  set_io_fault_for_tests([](std::string_view operation, const std::string&) { return operation == "write" ? EIO : 0; });
+  EXPECT_NE(io_failure([&] { FilePatcher(at("f")).write_at(0, "x", 1); }).find("cannot write"), std::string::npos);
+  EXPECT_NE(io_failure([&] { FileWriter(at("g")).extend(5); }).find("cannot write"), std::string::npos);
+  set_io_fault_for_tests(nullptr);
+}
+
 TEST_F(Files, Names) {
   EXPECT_EQ(parent_directory("a/b/c"), "a/b");
   EXPECT_EQ(parent_directory("a/b/"), "a");

@@ -78,16 +78,22 @@ ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_
   std::vector<NamedTensor> tensors;
   for (const TensorSpec& spec : tensor_specs(model)) {
     const SafetensorsEntry* entry = weights.find(spec.name);
-    CHECK(entry, "{}", spec.name);
-    const View view(const_cast<std::byte*>(entry->data), entry->shape, entry->dtype);
+    View view(nullptr, spec.shape, DType::kF32);  // absent, which is checked: a bias that nothing reads, zero
+    if (entry) view = View(const_cast<std::byte*>(entry->data), entry->shape, entry->dtype);
     tensors.push_back({std::string(kWeightPrefix) + spec.name, view, spec.expert});
   }
   CheckpointMeta meta;
   meta.model_config = model_config_json(model, "float32");
   meta.weights_only = true;
   if (!tokenizer_files(hf_dir).empty()) meta.tokenizer = hf_dir;
+  std::vector<float> zeros;
+  const auto zero = [&](const NamedTensor& tensor) {
+    zeros.assign(static_cast<size_t>(tensor.view.elements()), 0.0f);
+    return View(zeros.data(), tensor.view.shape, DType::kF32);
+  };
   StagedDirectory staged(run_dir);
-  save_checkpoint(staged.path(), meta, tensors, {.dtype = DType::kF32, .progress = progress, .model = &model});
+  save_checkpoint(staged.path(), meta, tensors,
+                  {.dtype = DType::kF32, .progress = progress, .model = &model, .source = zero});
   staged.commit();
   result.checkpoint = checkpoint_path(run_dir, 0);
   return result;

@@ -66,6 +66,36 @@ TEST_F(HfConvert, AFolderWithoutTokenizerNamesNone) {
   EXPECT_EQ(CheckpointReader(dir_ + "/b/checkpoint-0").meta().tokenizer, dir_ + "/hf");
 }
 
+// A router that does not look at the correction bias needs none in the files.
+TEST_F(HfConvert, AnUnusedCorrectionBiasMayBeAbsent) {
+  ModelConfig model = load_model_config("tests/golden/moe-tiny");
+  model.moe_use_aux_free = false;
+  make_directories(dir_ + "/hf");
+  write_file_atomic(dir_ + "/hf/config.json", model_config_json(model, "float32"));
+  const HfWeights weights("tests/golden/moe-tiny");
+  std::vector<TensorInfo> infos;
+  for (const TensorSpec& spec : tensor_specs(model))
+    if (spec.role != TensorRole::kCorrectionBias) infos.push_back({spec.name, spec.shape, DType::kF32});
+  SafetensorsWriter writer(dir_ + "/hf/model.safetensors", infos);
+  for (const TensorInfo& info : writer.tensors()) {
+    std::vector<float> values(static_cast<size_t>(info.shape.elements()));
+    weights.read(info.name, View(values.data(), info.shape, DType::kF32));
+    writer.write(View(values.data(), info.shape, DType::kF32));
+  }
+  writer.finish();
+  const CheckpointReader reader(import_hf_folder(dir_ + "/hf", dir_ + "/run").checkpoint);
+  check_checkpoint_weights(reader, model);
+  int biases = 0;
+  for (const TensorSpec& spec : tensor_specs(model)) {
+    if (spec.role != TensorRole::kCorrectionBias) continue;
+    std::vector<float> values(static_cast<size_t>(spec.shape.elements()), 1);
+    reader.read(std::string(kWeightPrefix) + spec.name, View(values.data(), spec.shape, DType::kF32));
+    EXPECT_EQ(values, std::vector<float>(values.size(), 0.0f));
+    ++biases;
+  }
+  EXPECT_EQ(biases, 2);
+}
+
 TEST_F(HfConvert, ImportRefusesAnExistingFolder) {
   make_directories(dir_ + "/run");
   try {

@@ -10,7 +10,9 @@
 #include "concerto/base/test_errors.h"
 #include "concerto/base/test_folder.h"
 #include "concerto/checkpoint/hf_convert.h"
+#include "concerto/checkpoint/test_layouts.h"
 #include "concerto/cli/test_command.h"
+#include "concerto/comm/local/local_world.h"
 
 namespace concerto {
 namespace {
@@ -93,6 +95,61 @@ TEST_F(CheckpointCommand, ImportsInspectsVerifiesAndExports) {
              "--tokenizer");
 }
 
+// A checkpoint of two tensor parallel ranks.
+TEST_F(CheckpointCommand, ReadsAndReshardsACheckpointOfManyRanks) {
+  const ModelConfig model = load_model_config("tests/golden/moe-tiny");
+  run_local_ranks(2, [&](Communicator& world) {
+    RankState state(model, {"tp2", {.tp = 2}}, world.rank());
+    state.fill();
+    CheckpointMeta meta;
+    meta.step = 7;
+    meta.model_config = model_config_json(model, "float32");
+    SaveOptions options;
+    options.world = &world;
+    options.model = &model;
+    save_checkpoint(at("run"), meta, state.tensors(), options);
+  });
+  const json info = lines(run({"inspect", at("run/checkpoint-7"), "--json"})).at(0);
+  EXPECT_EQ(info["parameters"], parameter_count(model));
+  EXPECT_EQ(info["files"], 4);
+  EXPECT_GT(info["slices"], info["tensors"]);
+  EXPECT_HAS(run({"inspect", at("run/checkpoint-7")}), fmt::format("4 ({} slices)", info["slices"].get<int>()));
+  EXPECT_HAS(run({"inspect", at("run/checkpoint-7"), "--tensors"}),
+             "weight.model.layers.0.mlp.down_proj.weight  in 2 slices");
+  int cut = 0;
+  for (const json& tensor : lines(run({"inspect", at("run/checkpoint-7"), "--tensors", "--json"}))) {
+    if (tensor.value("name", "") != "weight.model.layers.0.mlp.down_proj.weight") continue;
+    ++cut;
+    EXPECT_EQ(tensor["shape"], (json{64, 128}));
+    ASSERT_EQ(tensor["slices"].size(), 2u);
+    EXPECT_EQ(tensor["slices"][1]["slice"], (json{{0, 64}, {64, 128}}));
+    EXPECT_EQ(tensor["slices"][1]["file"], "weights-00002-of-00002.safetensors");
+    EXPECT_FALSE(tensor.contains("hash"));
+  }
+  EXPECT_EQ(cut, 1);
+  EXPECT_EQ(lines(run({"verify", at("run"), "--json"})).at(0)["ok"], true);
+
+  const json resharded =
+      lines(run({"reshard", at("run"), "--output", at("whole"), "--shard-bytes", "300000", "--json"})).at(0);
+  EXPECT_EQ(resharded["checkpoint"], at("whole") + "/checkpoint-7");
+  EXPECT_GT(resharded["files"], 4);
+  EXPECT_HAS(run({"verify", at("whole")}), "OK ");
+  EXPECT_HAS(run({"reshard", at("run/checkpoint-7"), "--output", at("again")}), "step 7, whole tensors in 2 files");
+  EXPECT_HAS(failure(ErrorCode::kIo, {"reshard", at("run"), "--output", at("whole")}), "exists already");
+  for (const char* from : {"run", "whole"})
+    run({"export", at(from), "--output", at(std::string("hf-") + from), "--dtype", "f32"});
+  EXPECT_EQ(read_text_file(at("hf-run/model.safetensors")), read_text_file(at("hf-whole/model.safetensors")));
+
+  copy_file_synced(at("hf-run/model.safetensors"), at("run/checkpoint-7/stray.safetensors"));
+  EXPECT_HAS(run({"verify", at("run/checkpoint-7")}), "stray.safetensors is not of this checkpoint and is not read");
+  remove_tree(at("run/checkpoint-7/optimizer-00002-of-00002.safetensors"));
+  EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"verify", at("run/checkpoint-7")}),
+             "optimizer-00002-of-00002.safetensors: is missing");
+  EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"inspect", at("run/checkpoint-7")}), "is missing");
+  EXPECT_HAS(failure(ErrorCode::kCheckpoint, {"reshard", at("run/checkpoint-7"), "--output", at("x")}), "is missing");
+  EXPECT_FALSE(path_exists(at("x")) || path_exists(at("x.concerto.tmp")));
+}
+
 TEST_F(CheckpointCommand, VerifyFindsDamage) {
   run({"import", "tests/golden/moe-tiny", "--output", at("run")});
   const std::string file = at("run/checkpoint-0/weights-00001-of-00001.safetensors");
@@ -122,7 +179,8 @@ TEST_F(CheckpointCommand, SaysWhatIsNoModel) {
   EXPECT_THROW(run({"export", folder_.path()}), CLI::ParseError);
   EXPECT_THROW(run({"export", folder_.path(), "--output", at("x"), "--dtype", "f64"}), CLI::ParseError);
   EXPECT_THROW(run({"export", folder_.path(), "--output", at("x"), "--shard-bytes", "0"}), CLI::ParseError);
-  EXPECT_THROW(run({"reshard", folder_.path()}), CLI::ParseError);
+  EXPECT_THROW(run({"reshard", folder_.path()}), CLI::ParseError);  // no --output
+  EXPECT_THROW(run({"reshape", folder_.path()}), CLI::ParseError);
 }
 
 }  // namespace
