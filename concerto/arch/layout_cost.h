@@ -27,18 +27,21 @@ struct RankWork {
   Recompute recompute = Recompute::kNone;
   bool global_routing = false;  // training.routing_unit: global
 
-  std::vector<int64_t> micro_batches;  // tokens of each that this rank's data rank works on
+  std::vector<int64_t> micro_batches;  // tokens of each that this rank's data rank plays, empty ones too
   // Rows that travel to experts in a step, over all MoE layers of the rank: from its own tokens, by expert [E]; and to its
   // experts, by sender [ep * etp], itself included. Empty: loads are even and all senders have as many tokens.
   std::vector<double> sent_rows, received_rows;
-  int64_t pooled_units = 0;  // routing units of a micro-batch whose counts travel with it; 0: balance loss not pooled
+  // Routing units of a micro-batch whose balance is pooled over layers, so that it travels from stage to stage; 0: none.
+  int64_t pooled_units = 0;
+  bool trains_pool = false;  // whether gradients of it travel back
 };
 
 struct LayoutCost {
   // ---- Bytes held. Each run of fused tensors begins at a multiple of 64 elements, as in the parameter store.
   int64_t weight_bytes = 0;    // masters: s a element of the rank's tensors (tensor_specs of its plan)
   int64_t copy_bytes = 0;      // c a element of a matrix that is not kept in f32, where c < s; twice that packed
-  int64_t gradient_bytes = 0;  // s a element; zero 2: of the tensors it owns (arch/tensor_owners.h)
+  int64_t gradient_bytes = 0;  // s a element; zero 2: of the tensors it owns (arch/tensor_owners.h), of the greatest layer,
+                               // and of what is outside of layers
   int64_t moment_bytes = 0;    // 2 moments a element; zero 1 and 2: of the tensors it owns
 
   // ---- FLOPs of matrix products, forward and backward: 2 a weight and row for each of forward, gradient of the input and
@@ -61,9 +64,10 @@ struct LayoutCost {
   //   counts: 4 for each expert of each other rank, layer and micro-batch
   int64_t dispatch_bytes = 0;  // of all_to_all, both ways
   // Pipeline: T_r H c a micro-batch, to the next stage forward and to the one before backward, unless it is on the same rank;
-  // with a pooled balance loss 16 E a routing unit forward and s E backward.
+  // with a pooled balance 16 E a routing unit forward and, if it is trained, s E backward.
   int64_t pipeline_bytes = 0;
-  // Gradients of trainable tensors to their owners: 2 or s a element that it does not own. From owners, weights (zero 0:
+  // Gradients of trainable tensors to their owners: 2 or s a element that it does not own (zero 2: in every micro-batch).
+  // From owners, weights (zero 0:
   // gradients): s a element that it owns, to each other rank of the tensor's group.
   int64_t reduce_to_owners_bytes = 0, broadcast_bytes = 0;
   // Left out: sums of norms, losses and statistics (all_reduce), which grow with neither tokens nor parameters.

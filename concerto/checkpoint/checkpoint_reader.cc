@@ -51,7 +51,9 @@ CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
 
   TensorFaults faults("the manifest");
   tensors_ = join_slices(manifest.tensors, faults, [&](size_t file) { return manifest.files[file].name; });
-  if (!faults.empty()) throw fault(manifest_path, faults.text("its slices are not whole tensors") + "\n");
+  if (!faults.empty())
+    throw Error(ErrorCode::kCheckpoint, manifest_path, faults.text("its slices are not whole tensors"),
+                std::string("\n") + kUseOlder);
   for (ManifestFile& file : manifest.files) files_.push_back({file.name, file.bytes, file.header_hash, {}, {}});
   for (size_t i = 0; i < tensors_.size(); ++i) {
     index_.emplace(tensors_[i].name, i);

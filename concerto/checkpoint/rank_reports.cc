@@ -9,6 +9,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kGood = '+', kBad = '-';
+constexpr double kFilesSeconds = 3600;  // how long a rank may read or write before the others take it for hung
 
 std::string error_text(const Error& e) {
   const json text{{"code", static_cast<int>(e.code)}, {"where", e.where}, {"what", e.problem}, {"fix", e.fix}};
@@ -79,6 +80,7 @@ std::string RankReports::end_with(const Report& own, const Report& verdict) cons
 }
 
 std::string RankReports::agree(const Work& work, const Decide& decide) const {
+  const CommPatience patience(kFilesSeconds);
   std::vector<Report> reports;
   reports.push_back(attempt(work));
   if (rank() > 0) {
@@ -99,6 +101,7 @@ std::string RankReports::agree(const Work& work, const Decide& decide) const {
 }
 
 std::string RankReports::announce(const Work& work) const {
+  const CommPatience patience(kFilesSeconds);
   if (rank() > 0) return end_with({}, receive(0));
   const Report verdict = attempt(work);
   for (int to = 1; to < size(); ++to) send(verdict, to);

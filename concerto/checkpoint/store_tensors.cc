@@ -64,10 +64,9 @@ std::vector<NamedTensor> checkpoint_tensors(const ParameterStore& store, const s
   for (int i = 0; i < store.size(); ++i) {
     const TensorSpec& s = store.specs()[static_cast<size_t>(i)];
     tensors.push_back(named(kWeightPrefix, s, store.master(i), owns(owned, i)));
-    if (!store.trains() || !s.trainable) continue;
-    const View m1 = store.moment1(i), m2 = store.moment2(i);
-    if (m1) tensors.push_back(named(kMoment1Prefix, s, m1, owns(owned, i)));
-    if (m2) tensors.push_back(named(kMoment2Prefix, s, m2, owns(owned, i)));
+    if (!store.trains() || !s.trainable || !store.updates(i)) continue;
+    tensors.push_back(named(kMoment1Prefix, s, store.moment1(i), owns(owned, i)));
+    tensors.push_back(named(kMoment2Prefix, s, store.moment2(i), owns(owned, i)));
   }
   return tensors;
 }

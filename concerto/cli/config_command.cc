@@ -9,8 +9,10 @@
 
 #include "concerto/base/error.h"
 #include "concerto/base/files.h"
+#include "concerto/cli/layout_view.h"
 #include "concerto/cli/overrides.h"
 #include "concerto/config/run_config.h"
+#include "concerto/topology/layout.h"
 #include "concerto/train/step_engine.h"
 
 namespace concerto {
@@ -18,8 +20,8 @@ namespace {
 
 struct Options {
   std::string key, path, svg;
-  bool markdown = false, json = false, schedule = false;
-  int64_t ranks = 0;  // 0: one data parallel rank
+  bool markdown = false, json = false, schedule = false, layout = false;
+  int64_t ranks = 0;  // 0: as few as the layout takes
 };
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
@@ -51,20 +53,22 @@ void check(const Options& options, const std::vector<std::string>& rest) {
   }
   const std::string hash = run_config_hash(config);
   if (options.json) {
-    print(nlohmann::json{{"ok", true}, {"config", options.path}, {"hash", hash}, {"missing_to_train", missing}}.dump() +
+    print(nlohmann::json{{"ok", true},
+                         {"config", options.path},
+                         {"hash", hash},
+                         {"notes", config.notes},
+                         {"missing_to_train", missing}}
+              .dump() +
           "\n");
     return;
   }
   print(fmt::format("OK {} ({})\n{}", options.path, hash, summary(config)));
+  for (const std::string& note : config.notes) print(fmt::format("note: {}\n", note));
   if (!missing.empty()) print(fmt::format("To train it, still missing:\n{}\n", missing));
 }
 
-MeshSizes mesh_sizes(const Options& options, const ParallelSection& p) {
-  const int64_t replica = p.tp * p.pp, ranks = options.ranks > 0 ? options.ranks : replica;
-  if (ranks % replica != 0)
-    throw Error(ErrorCode::kUsage, "--ranks", fmt::format("{} ranks do not divide by tp {} x pp {}", ranks, p.tp, p.pp),
-                fmt::format("Give a multiple of {}", replica));
-  return {.tp = static_cast<int>(p.tp), .dp = static_cast<int>(ranks / replica), .pp = static_cast<int>(p.pp)};
+MeshSizes mesh_sizes(const Options& options, const RunConfig& config) {
+  return resolve_layout(config, static_cast<int>(options.ranks > 0 ? options.ranks : least_ranks(config.parallel)));
 }
 
 nlohmann::json schedule_json(const PipelineSchedule& s, const PipelineTiming& timing, double least) {
@@ -90,7 +94,7 @@ std::string schedule_report(const PipelineSchedule& s, const PipelineTiming& tim
 }
 
 void show_schedule(const Options& options, const RunConfig& config) {
-  const MeshSizes sizes = mesh_sizes(options, config.parallel);
+  const MeshSizes sizes = mesh_sizes(options, config);
   const PipelineSchedule s = step_schedule(config, sizes);
   const PipelineTiming timing = time_pipeline(s);
   const double least = bubble_bound({s.name, s.pp, s.chunks, s.micro_batches, s.together});
@@ -98,9 +102,19 @@ void show_schedule(const Options& options, const RunConfig& config) {
   print(options.json ? schedule_json(s, timing, least).dump() + "\n" : schedule_report(s, timing, least, sizes.dp));
 }
 
+void show_layout(const Options& options, const RunConfig& config) {
+  const MeshSizes sizes = mesh_sizes(options, config);
+  if (!options.svg.empty()) write_file_atomic(options.svg, layout_svg(config, sizes));
+  print(options.json ? layout_json(config, sizes).dump() + "\n" : layout_report(config, sizes));
+}
+
 void show(const Options& options, const std::vector<std::string>& rest) {
   const RunConfig config = load_run_config(options.path, parse_overrides(rest));
+  if (!options.schedule && !options.layout && (!options.svg.empty() || options.ranks > 0))
+    throw Error(ErrorCode::kUsage, options.svg.empty() ? "--ranks" : "--svg", "is for --schedule and --layout",
+                "Add one of them");
   if (options.schedule) return show_schedule(options, config);
+  if (options.layout) return show_layout(options, config);
   print(options.json ? run_config_json(config) + "\n" : run_config_yaml(config));
 }
 
@@ -128,15 +142,19 @@ void add_config_command(CLI::App& app) {
     return sub;
   };
   add("check", "report every fault of a config", check);
-  CLI::App* show_command = add("show", "print a config as it is resolved, or the pipeline schedule of its step", show);
+  CLI::App* show_command =
+      add("show", "print a config as it is resolved, or what its step looks like on many ranks", show);
   CLI::Option* schedule = show_command->add_flag(
       "--schedule", options->schedule, "print who computes what when, the bubble, and what it could be at least");
-  show_command->add_option("--svg", options->svg, "with --schedule: also draw it, into this file")->needs(schedule);
   show_command
-      ->add_option("--ranks", options->ranks,
-                   "with --schedule: ranks of the job (default: one data parallel rank, tp x pp)")
-      ->needs(schedule)
-      ->check(CLI::PositiveNumber);
+      ->add_flag("--layout", options->layout,
+                 "print which rank holds what: stages, layers, experts, bytes, and what it sends")
+      ->excludes(schedule);
+  show_command->add_option("--svg", options->svg, "with --schedule or --layout: also draw it, into this file");
+  show_command
+      ->add_option("-n,--ranks", options->ranks,
+                   "with --schedule or --layout: ranks of the job (default: as few as the layout takes)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
 }
 
 }  // namespace concerto

@@ -95,7 +95,53 @@ TEST_F(ConfigCommand, ShowsTheSchedule) {
   EXPECT_THROW(with({"--ranks", "3"}), Error);
   EXPECT_THROW(with({"--parallel.vpp=2"}), Error);
   EXPECT_THROW(with({"--svg", folder_ / "none/schedule.svg"}), Error);
-  EXPECT_THROW(run({"config", "show", path_, "--svg", svg}), CLI::ParseError);
+  EXPECT_THROW(run({"config", "show", path_, "--svg", svg}), Error);
+}
+
+TEST_F(ConfigCommand, ShowsTheLayout) {
+  const std::vector<std::string> show = {"config",
+                                         "show",
+                                         path_,
+                                         "--layout",
+                                         "--parallel.tp=2",
+                                         "--parallel.pp=2",
+                                         "--parallel.ep=4",
+                                         "--model.num_hidden_layers=3"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), show.begin(), show.end());
+    return run(more);
+  };
+  const std::string text = with({"--parallel.stage_layers=[1, 2]"});  // the least that ep 4 folds over: dp 2
+  EXPECT_TRUE(
+      text.starts_with("8 ranks: tp 2 x dp 2 x pp 2; experts of a stage: etp 1 x ep 4 x edp 1\n"
+                       "schedule 1f1b, ZeRO 1, recompute none; micro-batches a step: 8, of the first data rank: 4\n\n"
+                       "pp 0: layers 0, embedding\npp 1: layers 1-2, head\n\n"
+                       "rank  pp  dp  tp  ep  experts "))
+      << text;
+  EXPECT_NE(text.find("\n   3   0   1   1   3     none "), std::string::npos) << text;  // layer 0 is dense
+  EXPECT_NE(text.find("\n   7   1   1   1   3    48-63 "), std::string::npos) << text;
+  const std::string svg = folder_ / "layout.svg";
+  const auto json = nlohmann::json::parse(with({"--json", "--svg", svg, "-n", "16", "--parallel.stage_layers=[1, 2]"}));
+  EXPECT_EQ(json["sizes"], nlohmann::json::parse(R"({"tp": 2, "dp": 4, "pp": 2, "ep": 4, "etp": 1, "edp": 2})"));
+  ASSERT_EQ(json["layout"].size(), 16u);
+  EXPECT_EQ(json["layout"][13]["edp"], 1);
+  EXPECT_EQ(json["layout"][13]["stages"][0]["head"], true);
+  EXPECT_GT(json["layout"][13]["sent_bytes"]["dispatch"].get<int64_t>(), 0);
+  EXPECT_TRUE(read_text_file(svg).starts_with("<svg xmlns="));
+  EXPECT_THROW(with({"-n", "6"}), Error);
+  EXPECT_THROW(with({"--schedule"}), CLI::ParseError);
+  EXPECT_THROW(with({"-n", "0"}), CLI::ParseError);
+  EXPECT_THROW(run({"config", "show", path_, "-n", "2"}), Error);
+}
+
+// What a file says and the run does not read is told.
+TEST_F(ConfigCommand, PrintsNotes) {
+  const std::string path = folder_.write(
+      "plan.yaml", "model: {num_hidden_layers: 2, base_model_tp_plan: {layers.*.mlp.up_proj: colwise}}\n");
+  EXPECT_NE(
+      run({"config", "check", path}).find("\nnote: " + path + ": model.base_model_tp_plan: read; it decides nothing"),
+      std::string::npos);
+  EXPECT_EQ(nlohmann::json::parse(run({"config", "check", path, "--json"}))["notes"].size(), 1u);
 }
 
 TEST_F(ConfigCommand, Fails) {

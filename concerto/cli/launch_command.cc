@@ -25,11 +25,11 @@ int threads_of_rank(const RunConfig& config, int ranks) {
 void launch_threads(const RunConfig& config, int ranks, bool json) {
   const StopSignals signals(StopMeans::kQuit);
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
+  for (const std::string& note : config.notes) fmt::print(stderr, "note: {}\n", note);
   resolve_layout(config, ranks);  // one error, before there are ranks
   const int threads = threads_of_rank(config, ranks);
-  run_local_ranks(
-      ranks, [&](Communicator& world) { train_rank(config, &world, threads, json); },
-      {.deadline_seconds = config.parallel.timeout_minutes * 60});
+  run_local_ranks(ranks, [&](Communicator& world) { train_rank(config, &world, threads, json); },
+                  {.deadline_seconds = config.parallel.timeout_minutes * 60});
 }
 
 }  // namespace
@@ -48,7 +48,8 @@ void add_launch_command(CLI::App& app) {
   c->add_flag("--threads", o->threads, "ranks are threads of this process");
   c->add_flag("--json", o->json, "print the result as one JSON object; what else is shown goes to standard error");
   c->allow_extras();
-  c->callback([c, o] { launch_threads(load_run_config(o->config, parse_overrides(c->remaining())), o->ranks, o->json); });
+  c->callback(
+      [c, o] { launch_threads(load_run_config(o->config, parse_overrides(c->remaining())), o->ranks, o->json); });
 }
 
 }  // namespace concerto

@@ -110,6 +110,7 @@ namespace {
 void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
   const StopSignals signals(StopMeans::kQuit);
   const RunConfig config = load_run_config(path, parse_overrides(rest));
+  for (const std::string& note : config.notes) fmt::print(stderr, "note: {}\n", note);
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
   train_rank(config, nullptr, config.run.threads, json);
 }

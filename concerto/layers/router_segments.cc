@@ -307,31 +307,40 @@ void RouteSegment::backward_input(const SegmentContext& ctx, const Acts& dout, A
                              .dlogits = din.logits});
 }
 
-void RouteSegment::choose_together(const SegmentContext& ctx, std::span<const Part> parts) const {
-  ArenaScope scope(*ctx.ops.scratch);
+View RouteSegment::joined_logits(const SegmentContext& ctx, std::span<const Part> parts, const DataRanks& ranks) const {
   Arena& scratch = *ctx.ops.scratch;
-  int64_t tokens = 0;
+  int64_t tokens = 0, at = 0;
   for (const Part& p : parts) tokens += p.tokens->count;
-  Rows all;
-  all.logits = scratch.take({tokens, config_.moe_num_experts}, parts[0].logits.dtype);
-  all.probs = scratch.take(all.logits.shape, all.logits.dtype);
-  take_choices(tokens, scratch, all);
-  int64_t at = 0;
+  const View own = scratch.take({tokens, config_.moe_num_experts}, parts[0].logits.dtype);
   for (const Part& p : parts) {
-    const View logits = all.logits.rows_range(at, p.tokens->count);
+    const View logits = own.rows_range(at, p.tokens->count);
     if (shard_.exchange)
       shard_.exchange->gather(ctx.ops, p.logits, logits);
     else
       copy_rows(ctx.ops, p.logits, logits);
     at += p.tokens->count;
   }
+  if (!ranks.exchange) return own;
+  const View all = scratch.take({ranks.tokens, config_.moe_num_experts}, own.dtype);
+  ranks.exchange->gather(ctx.ops, own, all);
+  return all;
+}
+
+void RouteSegment::choose_together(const SegmentContext& ctx, std::span<const Part> parts,
+                                   const DataRanks& ranks) const {
+  ArenaScope scope(*ctx.ops.scratch);
+  Arena& scratch = *ctx.ops.scratch;
+  Rows all;
+  all.logits = joined_logits(ctx, parts, ranks);
+  all.probs = scratch.take(all.logits.shape, all.logits.dtype);
+  take_choices(all.logits.dim(0), scratch, all);
   routing_scores(
       ctx.ops,
       {.logits = all.logits, .scoring = scoring_of(config_), .groups = config_.router_groups(), .probs = all.probs});
   SegmentContext together = ctx;
   together.router = parts[0].stats;
   choose(together, all);
-  at = 0;
+  int64_t at = ranks.begin;
   for (const Part& p : parts) {
     const concerto::Part own = p.tokens->local;
     take_plan(own.count, *p.saved);
@@ -343,7 +352,8 @@ void RouteSegment::choose_together(const SegmentContext& ctx, std::span<const Pa
     }
     at += p.tokens->count;
   }
-  for (const Part& p : parts.subspan(1))
+  // Counts are those of the whole unit: they stand once, in the first micro-batch of the first rank.
+  for (const Part& p : parts.subspan(ranks.begin == 0 && ranks.first ? 1 : 0))
     for (const View v : {p.stats->counts, p.stats->bare_counts, p.stats->kept_counts}) {
       const View row = p.stats->layer(v, moe_index_, 1), claims = p.stats->layer_claims(moe_index_, 1);
       if (ctx.ops.dry_run) continue;

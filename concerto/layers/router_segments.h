@@ -50,9 +50,16 @@ class RouteSegment final : public Segment {
     RouterStats* stats = nullptr;
     Saved* saved = nullptr;  // with `keep` set
   };
-  void choose_together(const SegmentContext& ctx, std::span<const Part> parts) const;
+  // The data ranks whose micro-batches belong to the unit too, in order: all make the same choices.
+  struct DataRanks {
+    const RowExchange* exchange = nullptr;  // null: one data rank
+    int64_t tokens = 0, begin = 0;          // of the unit; before this rank's
+    bool first = true;                      // of the ranks
+  };
+  void choose_together(const SegmentContext& ctx, std::span<const Part> parts, const DataRanks& ranks) const;
 
  private:
+  View joined_logits(const SegmentContext& ctx, std::span<const Part> parts, const DataRanks& ranks) const;
   struct Rows {                        // of T or T_r tokens
     View logits, probs, weights, lse;  // [T, E], [T, E], [T, K], [T]
     View expert_ids, slots, kept_ids;  // [T, K]; slots and kept_ids only where choices may be dropped

@@ -22,4 +22,12 @@ class TokenExchange {
   virtual void gather_parts(const Context& ctx, View mine, View all) const = 0;
 };
 
+// Rows of ranks that hold different tokens, as many each as it has.
+class RowExchange {
+ public:
+  virtual ~RowExchange() = default;
+  // Own rows -> those of all ranks, in rank order. Any type.
+  virtual void gather(const Context& ctx, View own, View all) const = 0;
+};
+
 }  // namespace concerto

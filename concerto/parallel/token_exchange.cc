@@ -36,4 +36,29 @@ void GroupTokenExchange::gather_parts(const Context& ctx, View mine, View all) c
   group_.all_gather(mine, parts_);
 }
 
+DataRowExchange::DataRowExchange(Communicator& dp)
+    : dp_(dp), counts_(static_cast<size_t>(dp.size())), parts_(static_cast<size_t>(dp.size())) {}
+
+void DataRowExchange::share_counts(int64_t own) {
+  for (size_t r = 0; r < parts_.size(); ++r) parts_[r] = View(&counts_[r], {1}, DType::kI64);
+  dp_.all_gather(View(&own, {1}, DType::kI64), parts_);
+  total_ = begin_ = 0;
+  for (size_t r = 0; r < counts_.size(); ++r) {
+    if (static_cast<int>(r) == dp_.rank()) begin_ = total_;
+    total_ += counts_[r];
+  }
+}
+
+void DataRowExchange::gather(const Context& ctx, View own, View all) const {
+  if (ctx.dry_run) return;
+  CHECK(all.rows() == total_ && own.rows() == counts_[static_cast<size_t>(dp_.rank())], "{} rows of {}", own.rows(),
+        all.rows());
+  int64_t at = 0;
+  for (size_t r = 0; r < parts_.size(); ++r) {
+    parts_[r] = all.rows_range(at, counts_[r]);
+    at += counts_[r];
+  }
+  dp_.all_gather(own, parts_);
+}
+
 }  // namespace concerto

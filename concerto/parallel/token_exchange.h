@@ -24,4 +24,22 @@ class GroupTokenExchange final : public TokenExchange {
   mutable std::vector<View> parts_;  // of the exchange under way
 };
 
+// The tokens of a routing unit that data parallel ranks share.
+class DataRowExchange final : public RowExchange {
+ public:
+  explicit DataRowExchange(Communicator& dp);
+  // How many tokens each rank has: called by all of them, with its own number, before they gather.
+  void share_counts(int64_t own);
+  int64_t total() const { return total_; }
+  int64_t begin() const { return begin_; }  // tokens of the ranks before this one
+  bool first() const { return dp_.rank() == 0; }
+  void gather(const Context& ctx, View own, View all) const override;
+
+ private:
+  Communicator& dp_;
+  std::vector<int64_t> counts_;  // [ranks]
+  int64_t total_ = 0, begin_ = 0;
+  mutable std::vector<View> parts_;
+};
+
 }  // namespace concerto

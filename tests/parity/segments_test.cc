@@ -98,7 +98,7 @@ TEST_P(SegmentsApart, AllWeightsAfterAllInputsInReverseOrder) {
     EXPECT_NEAR(a.loss_sum[i], b.loss_sum[i], 1e-12 * b.loss_sum[i]);
     EXPECT_EQ(a.loss_count[i], b.loss_count[i]);
   }
-  EXPECT_NEAR(a.aux_loss, b.aux_loss, 1e-12);
+  EXPECT_NEAR(a.aux_loss(), b.aux_loss(), 1e-12);
 }
 
 // What one micro-batch leaves must not reach another: each alone, and all interleaved, add up to the same.

@@ -163,6 +163,25 @@ TEST(LocalFailures, ASilentPeerIsNamedAtTheDeadline) {
   expect_all_have(errors, {"waited 0.2 s in vain"});
 }
 
+TEST(LocalFailures, PatienceMovesTheDeadlineOfItsThread) {
+  const auto errors = errors_of(
+      2,
+      [](Communicator& comm) {
+        {
+          const CommPatience patience(10);
+          const CommPatience less(1);
+          EXPECT_EQ(CommPatience::seconds(), 10);
+          if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          comm.barrier();
+        }
+        EXPECT_EQ(CommPatience::seconds(), 0);
+        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        comm.barrier();
+      },
+      deadline(0.1));
+  EXPECT_HAS(errors[0], "barrier, number 2: waited 0.1 s in vain");
+}
+
 // Who waits elsewhere is told from who hangs.
 TEST(LocalFailures, AWaitingPeerIsToldFromAHangingOne) {
   const auto errors = errors_of(

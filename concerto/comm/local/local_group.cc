@@ -280,7 +280,7 @@ void LocalGroup::wait(int rank, int64_t ticket) {
   std::unique_lock lock(mutex_);
   Entry& entry = member.entries[static_cast<size_t>(ticket)];
   CHECK(entry.open, "ticket {} of rank {} is not under way", ticket, rank);
-  const double limit = world_->options().deadline_seconds;
+  const double limit = std::max(world_->options().deadline_seconds, CommPatience::seconds());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit);
   for (bool late = false;;) {
     if (world_->aborted()) {

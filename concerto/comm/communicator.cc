@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "concerto/comm/action_log.h"
@@ -27,5 +28,16 @@ CommScope::CommScope(const char* action, int64_t micro_batch, int layer) : aroun
 CommScope::~CommScope() { doing = around_; }
 
 const CommAction& CommScope::current() { return doing; }
+
+static thread_local double patience = 0;
+
+CommPatience::CommPatience(double seconds) : around_(patience) { patience = std::max(patience, seconds); }
+
+CommPatience::~CommPatience() { patience = around_; }
+
+double CommPatience::seconds() { return patience; }
+
+PeerError::PeerError(std::string where, int rank, const std::string& reason)
+    : Error(ErrorCode::kComm, std::move(where), fmt::format("rank {} ended the job: {}", rank, reason)), rank(rank) {}
 
 }  // namespace concerto
