@@ -73,10 +73,7 @@ MeshSizes mesh_sizes(const Options& options, const RunConfig& config) {
 
 nlohmann::json schedule_json(const PipelineSchedule& s, const PipelineTiming& timing, double least) {
   std::vector<std::string> lists;
-  for (const std::vector<Action>& list : s.ranks) {
-    std::string& text = lists.emplace_back();
-    for (const Action& a : list) text += (text.empty() ? "" : " ") + action_text(a);
-  }
+  for (const std::vector<Action>& list : s.ranks) lists.push_back(list_text(list));
   return {
       {"schedule", s.name},      {"ranks", s.pp},           {"chunks", s.chunks},    {"micro_batches", s.micro_batches},
       {"length", timing.length}, {"bubble", timing.bubble}, {"least_bubble", least}, {"in_flight", peak_in_flight(s)},

@@ -1,5 +1,5 @@
 // A training step as data: what one rank does, in order. Two readers play the list: the executor on tensors, the
-// simulator on costs.
+// simulator on costs. Lists are made and checked for all ranks of a pipeline together: pipeline.h.
 #pragma once
 
 #include <cstdint>
@@ -28,24 +28,6 @@ struct Action {
 
 bool is_compute(ActionKind kind);          // F, B, I or W: no send, no receive
 std::string action_text(const Action& a);  // "F3", "I0", of chunk 1 "F3.1"; sends "SF3", "SB3", receives "RF3", "RB3"
-
-struct Schedule {
-  std::string name;
-  int64_t micro_batches = 0;
-  int64_t slots = 0;   // micro-batches in flight at once, at most: slot = position of a micro-batch among those alive
-  bool split = false;  // uses I and W
-  std::vector<Action> actions;
-};
-
-// One stage: `1f1b` plays F B of each micro-batch in turn; `zero_bubble` plays F I W. `together`: all F first, for
-// routing_unit global, whose losses, capacity and drops want every micro-batch before any backward. Error(kConfig) for
-// an unknown name.
-Schedule build_schedule(const std::string& name, int64_t micro_batches, bool together = false);
-
-// Each action after its causes, each exactly once, I and W in a split schedule and B in any other, never more than
-// `slots` micro-batches in flight. Bug naming the first action that breaks a rule.
-void validate_schedule(const Schedule& schedule);
-
-std::string schedule_text(const Schedule& schedule);  // "F0 B0 F1 B1"
+std::string list_text(const std::vector<Action>& list);  // "F0 SF0 RB0 B0"
 
 }  // namespace concerto

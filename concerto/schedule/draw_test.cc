@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "concerto/base/files.h"
 #include "concerto/schedule/pipeline.h"
 
 namespace concerto {
@@ -68,6 +69,22 @@ TEST(PipelineSvg, EveryActionHasABar) {
           << tag;
     EXPECT_EQ(count_of(svg, "rank "), 4) << svg;
     EXPECT_NE(svg.find(fmt::format("{}: 4 ranks, 9 micro-batches, bubble", name)), std::string::npos);
+  }
+}
+
+// docs/parallelism.md and its pictures are what the program draws today.
+TEST(PipelineText, DocumentShowsWhatIsDrawn) {
+  const std::string page = read_text_file("docs/parallelism.md");
+  for (const char* name : {"1f1b", "interleaved", "zero_bubble", "zero_bubble_v"}) {
+    const int vpp = name == std::string("interleaved") ? 2 : 1;
+    const PipelineSchedule s = build_pipeline({.name = name, .pp = 4, .vpp = vpp, .micro_batches = 8});
+    std::string grid = pipeline_text(s);
+    for (int rank = 0; rank < 4; ++rank) {
+      const size_t end = grid.find('\n');
+      EXPECT_NE(page.find("    " + grid.substr(0, end + 1)), std::string::npos) << name << ", rank " << rank;
+      grid.erase(0, end + 1);
+    }
+    EXPECT_EQ(read_text_file(fmt::format("docs/pictures/schedule_{}.svg", name)), pipeline_svg(s)) << name;
   }
 }
 

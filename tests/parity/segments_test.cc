@@ -34,11 +34,10 @@ class SegmentsApart : public ::testing::TestWithParam<Case> {
                    {.schedule = schedule, .recompute = GetParam().recompute, .slots = kBatches});
   }
 
-  // A letter an action, as in schedule_text: "F0 I0 W0".
-  static Schedule actions(const std::vector<std::pair<ActionKind, std::vector<int>>>& lists, bool split) {
-    Schedule s{.name = "test", .micro_batches = kBatches, .slots = kBatches, .split = split, .actions = {}};
+  static PipelineSchedule actions(const std::vector<std::pair<ActionKind, std::vector<int>>>& lists, bool split) {
+    PipelineSchedule s{.name = "test", .micro_batches = kBatches, .split = split, .ranks = {{}}, .slots = {{kBatches}}};
     for (const auto& [kind, order] : lists)
-      for (const int m : order) s.actions.push_back({kind, m});
+      for (const int m : order) s.ranks[0].push_back({kind, m});
     return s;
   }
 
@@ -70,11 +69,11 @@ TEST_P(SegmentsApart, BackwardInputWritesNoWeightGradient) {
 
 TEST_P(SegmentsApart, AllWeightsAfterAllInputsInReverseOrder) {
   TinyRun apart = make("zero_bubble");
-  const Schedule late = actions({{ActionKind::kForward, kForwards},
-                                 {ActionKind::kBackwardInput, kInputs},
-                                 {ActionKind::kBackwardWeight, kReversed}},
-                                true);
-  validate_schedule(late);
+  const PipelineSchedule late = actions({{ActionKind::kForward, kForwards},
+                                         {ActionKind::kBackwardInput, kInputs},
+                                         {ActionKind::kBackwardWeight, kReversed}},
+                                        true);
+  validate_pipeline(late);
   apart.step(late, batches_);
   const Tensors got = apart.gradients();
 

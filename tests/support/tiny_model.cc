@@ -133,15 +133,6 @@ const StepOutput& TinyRun::step(std::span<const MicroBatch> batches) {
               batches);
 }
 
-const StepOutput& TinyRun::step(const Schedule& s, std::span<const MicroBatch> batches) {
-  return step(PipelineSchedule{.name = s.name,
-                               .micro_batches = s.micro_batches,
-                               .split = s.split,
-                               .ranks = {s.actions},
-                               .slots = {{s.slots}}},
-              batches);
-}
-
 const StepOutput& TinyRun::step(const PipelineSchedule& schedule, std::span<const MicroBatch> batches) {
   store.clear_gradients(pool_);
   executor.run(schedule, batches, output);

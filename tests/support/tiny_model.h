@@ -44,7 +44,6 @@ class TinyRun {
   // Zeroes the gradients and plays the plan's schedule, or the given one.
   const StepOutput& step(std::span<const MicroBatch> batches);
   const StepOutput& step(const PipelineSchedule& schedule, std::span<const MicroBatch> batches);
-  const StepOutput& step(const Schedule& schedule, std::span<const MicroBatch> batches);
   Tensors gradients() const;
   // What was differentiated.
   double total_loss() const;
