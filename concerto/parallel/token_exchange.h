@@ -24,4 +24,22 @@ class GroupTokenExchange final : public TokenExchange {
   mutable std::vector<View> parts_;  // of the exchange under way
 };
 
+// A routing unit over data parallel ranks.
+class GroupUnitExchange final : public UnitExchange {
+ public:
+  explicit GroupUnitExchange(Communicator& group);
+  // All ranks together, before rows are gathered: each has `own` rows. Gives the rows of all; in a dry run as if every
+  // rank had as many.
+  int64_t agree(const Context& ctx, int64_t own);
+  int rank() const override { return group_.rank(); }
+  int64_t first_row() const override { return first_; }
+  void gather(const Context& ctx, View own, View all) const override;
+
+ private:
+  Communicator& group_;
+  std::vector<int64_t> rows_;  // of each rank
+  int64_t own_ = 0, first_ = 0;
+  mutable std::vector<View> parts_;
+};
+
 }  // namespace concerto

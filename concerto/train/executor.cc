@@ -38,6 +38,7 @@ Executor::Executor(std::vector<const Stage*> stages, ParameterStore& store, cons
                                                     static_cast<int64_t>(stage.moe_layers().size()), max_units())));
     make_slots(*chunks_.back(), options.slots[c]);
   }
+  if (is_global() && options.groups.dp) unit_exchange_ = std::make_unique<GroupUnitExchange>(*options.groups.dp);
   plan_memory();
   take_memory();
 }

@@ -13,6 +13,7 @@
 #include "concerto/data/micro_batch.h"
 #include "concerto/model/stage.h"
 #include "concerto/parallel/rank_groups.h"
+#include "concerto/parallel/token_exchange.h"
 #include "concerto/schedule/pipeline.h"
 #include "concerto/train/router_losses.h"
 #include "concerto/train/trace_writer.h"
@@ -159,6 +160,7 @@ class Executor {
   bool usual_load_ = false;  // while memory is planned
   std::unique_ptr<Arenas> arenas_;
   std::vector<std::unique_ptr<Chunk>> chunks_;
+  std::unique_ptr<GroupUnitExchange> unit_exchange_;                   // routing_unit global over data ranks
   std::vector<std::pair<Arena*, std::vector<Arena::Growth>>> growth_;  // of each arena, in a usual step
   struct Totals {
     std::array<int64_t, kMaxLosses> targets{};

@@ -51,6 +51,7 @@ void Executor::choose_together(Chunk& chunk, const Unit& unit, size_t index, int
         .logits = slot.acts.logits, .tokens = &slot.tokens, .stats = &slot.router.stats, .saved = &saved};
     tokens += slot.tokens.count;
   }
+  if (unit_exchange_) tokens = unit_exchange_->agree(context_, tokens);
   all.offsets[1] = static_cast<int32_t>(tokens);
   all.room[0] = expert_room(config(), true, tokens);
   all.tokens.count = tokens;
@@ -59,7 +60,7 @@ void Executor::choose_together(Chunk& chunk, const Unit& unit, size_t index, int
                       .drops = true};
   SegmentContext ctx = segment_context(*chunk.slots[0], true);
   ctx.tokens = &all.tokens;
-  unit.routes->choose_together(ctx, std::span(all.parts).first(static_cast<size_t>(count)));
+  unit.routes->choose_together(ctx, std::span(all.parts).first(static_cast<size_t>(count)), unit_exchange_.get());
 }
 
 // The main model without a backward pass: arenas take turns, and the first holds what came from the stage before.
