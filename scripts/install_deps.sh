@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build=(g++ cmake ninja-build pkg-config ccache libdnnl-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libfmt-dev
-       libsentencepiece-dev libgtest-dev)  # the tests share the build folder, so configuring it wants GoogleTest
+       libsentencepiece-dev libopenmpi-dev openmpi-bin libgtest-dev)  # the tests share the build folder, so configuring it wants GoogleTest
 # A package of texts, and a file of it: slim images drop /usr/share/doc and /usr/share/man, where some of the texts live.
 texts=(bible-kjv dict-gcide wordnet-base debian-handbook manpages-zh debian-reference-zh-cn)
 text_files=(/usr/bin/bible /usr/share/dictd/gcide.dict.dz /usr/share/wordnet/data.noun

@@ -93,12 +93,22 @@ class Cost {
     return aligned(elements);
   }
 
+  // ZeRO-2: what backward works in, the greatest of the layers and all that is outside of them.
+  int64_t working_gradients() const {
+    const auto layer_of = [&](size_t i) { return specs_[i].name.starts_with("model.layers.") ? specs_[i].layer : -1; };
+    int64_t most = 0;
+    for (size_t i = 0; i < specs_.size(); ++i)
+      if (const int layer = layer_of(i); layer >= 0 && (i == 0 || layer_of(i - 1) != layer))
+        most = std::max(most, laid_out([&](size_t j) { return layer_of(j) == layer; }));
+    return most + laid_out([&](size_t i) { return layer_of(i) < 0; });
+  }
+
   void hold() {
     const auto all = [](size_t) { return true; };
     const auto owned = [&](size_t i) { return owns(i); };
     const int64_t elements = laid_out(all);
     cost_.weight_bytes = elements * stat_;
-    cost_.gradient_bytes = (w_.zero < 2 ? elements : laid_out(owned)) * stat_;
+    cost_.gradient_bytes = (w_.zero < 2 ? elements : laid_out(owned) + working_gradients()) * stat_;
     const DType moments = w_.moments == DType::kBF16 ? DType::kBF16 : stat_dtype(w_.compute);
     cost_.moment_bytes = 2 * dtype_bytes(moments) * (w_.zero < 1 ? elements : laid_out(owned));
     if (w_.compute == stat_dtype(w_.compute)) return;
@@ -230,13 +240,14 @@ class Cost {
 
   void synchronize() {
     const int64_t wire = w_.bf16_gradients && stat_ == 4 ? 2 : stat_;
+    const int64_t sums = w_.zero < 2 ? 1 : static_cast<int64_t>(w_.micro_batches.size());
     for (size_t i = 0; i < specs_.size(); ++i) {
       if (!specs_[i].trainable) continue;
       const int64_t elements = specs_[i].shape.elements();
       if (owns(i))
         cost_.broadcast_bytes += elements * stat_ * (group_of(i).size - 1);
       else
-        cost_.reduce_to_owners_bytes += elements * wire;
+        cost_.reduce_to_owners_bytes += elements * wire * sums;
     }
   }
 

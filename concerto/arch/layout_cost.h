@@ -40,7 +40,8 @@ struct LayoutCost {
   // ---- Bytes held. Each run of fused tensors begins at a multiple of 64 elements, as in the parameter store.
   int64_t weight_bytes = 0;    // masters: s a element of the rank's tensors (tensor_specs of its plan)
   int64_t copy_bytes = 0;      // c a element of a matrix that is not kept in f32, where c < s; twice that packed
-  int64_t gradient_bytes = 0;  // s a element; zero 2: of the tensors it owns (arch/tensor_owners.h)
+  int64_t gradient_bytes = 0;  // s a element; zero 2: of the tensors it owns (arch/tensor_owners.h), of the greatest layer,
+                               // and of what is outside of layers
   int64_t moment_bytes = 0;    // 2 moments a element; zero 1 and 2: of the tensors it owns
 
   // ---- FLOPs of matrix products, forward and backward: 2 a weight and row for each of forward, gradient of the input and
@@ -65,7 +66,8 @@ struct LayoutCost {
   // Pipeline: T_r H c a micro-batch, to the next stage forward and to the one before backward, unless it is on the same rank;
   // with a pooled balance 16 E a routing unit forward and, if it is trained, s E backward.
   int64_t pipeline_bytes = 0;
-  // Gradients of trainable tensors to their owners: 2 or s a element that it does not own. From owners, weights (zero 0:
+  // Gradients of trainable tensors to their owners: 2 or s a element that it does not own (zero 2: in every micro-batch).
+  // From owners, weights (zero 0:
   // gradients): s a element that it owns, to each other rank of the tensor's group.
   int64_t reduce_to_owners_bytes = 0, broadcast_bytes = 0;
   // Left out: sums of norms, losses and statistics (all_reduce), which grow with neither tokens nor parameters.

@@ -40,7 +40,7 @@ TEST(Program, HelpAndVersionAreNoErrors) {
 
 TEST(Program, SaysWhatIsWrongWithACommandLine) {
   const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
-      {{}, "error (usage): concerto: a command is wanted: train, eval,"},
+      {{}, "error (usage): concerto: a command is wanted: train, launch, eval,"},
       {{"trian"}, "error (usage): concerto: there is no command 'trian'. Did you mean train?\n"},
       {{"data"},
        "error (usage): concerto data: a command is wanted: tokenizer, pack, inspect. Run `concerto data --help`.\n"},

@@ -85,8 +85,7 @@ ActionLog::~ActionLog() { ::munmap(file_, sizeof(File)); }
 
 ActionRecord* ActionLog::begin(ActionPhase phase, const CommAction& action) {
   ActionRecord& record = file_->records[file_->count % kActions];
-  std::atomic_ref(record.sequence).store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  std::atomic_ref(record.sequence).exchange(0, std::memory_order_acq_rel);  // before all that follows
   record.unix_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   record.phase = phase;

@@ -7,7 +7,7 @@
 //
 // Nothing is allocated after the first operation of its size. Each wait has a deadline: Error(kComm) that names the
 // operation, the group, the peer that is missing, and the action (CommScope) that asked for it. When a rank has called
-// abort(), every wait of the others ends with an Error(kComm) that carries its reason. An Error(kComm) that is thrown
+// abort(), every wait of the others ends with a PeerError that carries its reason. An Error(kComm) that is thrown
 // here has called abort(): nothing of this world works any more, and nobody touches the memory of its views again. In
 // errors a rank is named by its number in the world.
 #pragma once
@@ -58,6 +58,12 @@ class CommPatience {
 
  private:
   double around_;
+};
+
+// The Error(kComm) of a rank that another one took along: "rank 5 ended the job: REASON". The other speaks for all.
+struct PeerError : Error {
+  PeerError(std::string where, int rank, const std::string& reason);
+  int rank;  // who ended the job
 };
 
 class Communicator;

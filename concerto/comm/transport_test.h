@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "concerto/base/allocation_guard.h"
 #include "concerto/base/part.h"
 #include "concerto/base/rng.h"
 #include "concerto/comm/communicator.h"
@@ -270,6 +271,41 @@ inline void check_split(Communicator& comm) {
   ASSERT_EQ(same->rank(), me);
   check_many_under_way(comm, *half);
   check_many_under_way(*half, *same);
+}
+
+// From the second round of a step on, operator new is not called.
+inline void check_allocations(Communicator& comm) {
+  const int n = comm.size(), me = comm.rank();
+  constexpr int64_t kSmall = 1000, kLarge = 50000;
+  std::vector<float> a(kSmall), b(kSmall), c(kLarge), incoming(at(kSmall * n)), message(100), other(100);
+  std::vector<View> a_parts, b_parts, incoming_parts;
+  std::vector<OwnedPiece> pieces;
+  for (int r = 0; r < n; ++r) {
+    a_parts.push_back(part(a, part_of(kSmall, n, r)));
+    b_parts.push_back(part(b, part_of(kSmall, n, me)));
+    incoming_parts.push_back(part(incoming, {r * kSmall, part_of(kSmall, n, r).count}));
+    pieces.push_back({part(c, part_of(kLarge, n, r)), r});
+  }
+  const auto round = [&] {
+    CommTicket owners = comm.start_reduce_to_owners(pieces, Wire::kBF16), send, recv;
+    CommTicket gather = comm.start_all_gather(a_parts[at(me)], a_parts);
+    CommTicket swap = comm.start_all_to_all(b_parts, incoming_parts);
+    if (n > 1) send = comm.start_send(view(message), (me + 1) % n);
+    if (n > 1) recv = comm.start_recv(view(other), (me + n - 1) % n);
+    recv.wait(), swap.wait(), owners.wait(), gather.wait(), send.wait();
+    comm.broadcast_from_owners(pieces);
+    comm.barrier();
+  };
+  round();
+  comm.barrier();
+  if (me == 0) AllocationGuard::reset();
+  comm.barrier();
+  {
+    const AllocationGuard guard;
+    for (int i = 0; i < 20; ++i) round();
+  }
+  comm.barrier();
+  EXPECT_EQ(AllocationGuard::count(), 0) << AllocationGuard::first_stack();
 }
 
 // The bits of a number of sums, in one text.

@@ -307,54 +307,40 @@ void RouteSegment::backward_input(const SegmentContext& ctx, const Acts& dout, A
                              .dlogits = din.logits});
 }
 
-// The logits of whole micro-batches, one after the other.
-void RouteSegment::join(const SegmentContext& ctx, std::span<const Part> parts, View logits) const {
-  int64_t at = 0;
+View RouteSegment::joined_logits(const SegmentContext& ctx, std::span<const Part> parts, const DataRanks& ranks) const {
+  Arena& scratch = *ctx.ops.scratch;
+  int64_t tokens = 0, at = 0;
+  for (const Part& p : parts) tokens += p.tokens->count;
+  const View own = scratch.take({tokens, config_.moe_num_experts}, parts[0].logits.dtype);
   for (const Part& p : parts) {
-    const View rows = logits.rows_range(at, p.tokens->count);
+    const View logits = own.rows_range(at, p.tokens->count);
     if (shard_.exchange)
-      shard_.exchange->gather(ctx.ops, p.logits, rows);
+      shard_.exchange->gather(ctx.ops, p.logits, logits);
     else
-      copy_rows(ctx.ops, p.logits, rows);
+      copy_rows(ctx.ops, p.logits, logits);
     at += p.tokens->count;
   }
-}
-
-void RouteSegment::clear_counts(const Context& ctx, const RouterStats& stats) const {
-  if (ctx.dry_run) return;
-  for (const View& v : {stats.counts, stats.bare_counts, stats.kept_counts}) {
-    const View row = stats.layer(v, moe_index_, 1);
-    std::memset(row.data, 0, static_cast<size_t>(row.bytes()));
-  }
-  const View claims = stats.layer_claims(moe_index_, 1);
-  std::memset(claims.data, 0, static_cast<size_t>(claims.bytes()));
+  if (!ranks.exchange) return own;
+  const View all = scratch.take({ranks.tokens, config_.moe_num_experts}, own.dtype);
+  ranks.exchange->gather(ctx.ops, own, all);
+  return all;
 }
 
 void RouteSegment::choose_together(const SegmentContext& ctx, std::span<const Part> parts,
-                                   const UnitExchange* data) const {
+                                   const DataRanks& ranks) const {
   ArenaScope scope(*ctx.ops.scratch);
   Arena& scratch = *ctx.ops.scratch;
-  int64_t tokens = 0;
-  for (const Part& p : parts) tokens += p.tokens->count;
   Rows all;
-  all.logits = scratch.take({tokens, config_.moe_num_experts}, parts[0].logits.dtype);
-  join(ctx, parts, all.logits);
-  int64_t at = 0;
-  if (data) {
-    const View own = all.logits;
-    at = data->first_row();
-    tokens = ctx.tokens->count;
-    all.logits = scratch.take({tokens, config_.moe_num_experts}, own.dtype);
-    data->gather(ctx.ops, own, all.logits);
-  }
+  all.logits = joined_logits(ctx, parts, ranks);
   all.probs = scratch.take(all.logits.shape, all.logits.dtype);
-  take_choices(tokens, scratch, all);
+  take_choices(all.logits.dim(0), scratch, all);
   routing_scores(
       ctx.ops,
       {.logits = all.logits, .scoring = scoring_of(config_), .groups = config_.router_groups(), .probs = all.probs});
   SegmentContext together = ctx;
   together.router = parts[0].stats;
   choose(together, all);
+  int64_t at = ranks.begin;
   for (const Part& p : parts) {
     const concerto::Part own = p.tokens->local;
     take_plan(own.count, *p.saved);
@@ -366,8 +352,14 @@ void RouteSegment::choose_together(const SegmentContext& ctx, std::span<const Pa
     }
     at += p.tokens->count;
   }
-  const bool counts_here = !data || data->rank() == 0;
-  for (const Part& p : parts.subspan(counts_here ? 1 : 0)) clear_counts(ctx.ops, *p.stats);
+  // Counts are those of the whole unit: they stand once, in the first micro-batch of the first rank.
+  for (const Part& p : parts.subspan(ranks.begin == 0 && ranks.first ? 1 : 0))
+    for (const View v : {p.stats->counts, p.stats->bare_counts, p.stats->kept_counts}) {
+      const View row = p.stats->layer(v, moe_index_, 1), claims = p.stats->layer_claims(moe_index_, 1);
+      if (ctx.ops.dry_run) continue;
+      std::memset(row.data, 0, static_cast<size_t>(row.bytes()));
+      std::memset(claims.data, 0, static_cast<size_t>(claims.bytes()));
+    }
 }
 
 }  // namespace concerto

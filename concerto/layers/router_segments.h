@@ -43,19 +43,23 @@ class RouteSegment final : public Segment {
   void backward_input(const SegmentContext& ctx, const Acts& dout, Acts& din, Saved& saved) const override;
 
   // One routing unit over several micro-batches, in token order: choices and drops of all of them at once, before their
-  // forward (with SegmentContext::routed). All counts are added to the first part's stats, the others' are zero. With
-  // `data` the unit has rows of other ranks as well, and the counts are the first rank's; the context's tokens and units
-  // are those of the whole unit.
+  // forward (with SegmentContext::routed). All counts are added to the first part's stats, the others' are zero.
   struct Part {
     View logits;                     // [T_r, E]
     const Tokens* tokens = nullptr;  // the micro-batch's
     RouterStats* stats = nullptr;
     Saved* saved = nullptr;  // with `keep` set
   };
-  void choose_together(const SegmentContext& ctx, std::span<const Part> parts,
-                       const UnitExchange* data = nullptr) const;
+  // The data ranks whose micro-batches belong to the unit too, in order: all make the same choices.
+  struct DataRanks {
+    const RowExchange* exchange = nullptr;  // null: one data rank
+    int64_t tokens = 0, begin = 0;          // of the unit; before this rank's
+    bool first = true;                      // of the ranks
+  };
+  void choose_together(const SegmentContext& ctx, std::span<const Part> parts, const DataRanks& ranks) const;
 
  private:
+  View joined_logits(const SegmentContext& ctx, std::span<const Part> parts, const DataRanks& ranks) const;
   struct Rows {                        // of T or T_r tokens
     View logits, probs, weights, lse;  // [T, E], [T, E], [T, K], [T]
     View expert_ids, slots, kept_ids;  // [T, K]; slots and kept_ids only where choices may be dropped
@@ -75,8 +79,6 @@ class RouteSegment final : public Segment {
   RouterStats unread_stats(const SegmentContext& ctx) const;
   void score(const SegmentContext& ctx, const Rows& rows, const RouterStats& stats, View unit_offsets) const;
   void choose(const SegmentContext& ctx, const Rows& rows) const;
-  void join(const SegmentContext& ctx, std::span<const Part> parts, View logits) const;
-  void clear_counts(const Context& ctx, const RouterStats& stats) const;
   void observe(const SegmentContext& ctx, Saved& saved) const;
 
   const ParameterStore& store_;

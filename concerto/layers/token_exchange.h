@@ -22,12 +22,11 @@ class TokenExchange {
   virtual void gather_parts(const Context& ctx, View mine, View all) const = 0;
 };
 
-// The rows of a routing unit that data parallel ranks share: one rank's after the other's, each with as many as it has.
-class UnitExchange {
+// Rows of ranks that hold different tokens, as many each as it has.
+class RowExchange {
  public:
-  virtual ~UnitExchange() = default;
-  virtual int rank() const = 0;
-  virtual int64_t first_row() const = 0;  // rows of the ranks before this one
+  virtual ~RowExchange() = default;
+  // Own rows -> those of all ranks, in rank order. Any type.
   virtual void gather(const Context& ctx, View own, View all) const = 0;
 };
 

@@ -67,7 +67,7 @@ void Stage::add_layer(const ParameterStore& store, int layer, Recompute recomput
   if (config_.moe_num_shared_experts > 0)
     shared = std::make_unique<SharedExpertsSegment>(store, config_, prefix, layer, shard());
   if (layout_.experts.dispatch)
-    return add_expert_segments(u->segments, store, config_, prefix, layer, layout_.experts, std::move(shared));
+    return add_expert_segments(u->segments, store, config_, prefix, layer, layout_.experts, std::move(shared), shard());
   if (shared) u->segments.push_back(std::move(shared));
   u->segments.push_back(std::make_unique<DispatchSegment>(config_, layer));
   u->segments.push_back(std::make_unique<ExpertsSegment>(store, config_, prefix, layer));

@@ -55,24 +55,57 @@ GradientSync::GradientSync(ParameterStore& store, const RankGroups& groups, cons
     places_.push_back(place.at(s.name));
     if (!s.trainable) continue;
     const auto kind = static_cast<size_t>(s.replicas);
-    add_piece(gradients_[kind], store.gradient(i), owners[static_cast<size_t>(i)]);
+    add_piece(layers_[store.layer_of(i)].gradients[kind], store.working_gradient(i), owners[static_cast<size_t>(i)]);
     add_piece(weights_[kind], store.master(i), owners[static_cast<size_t>(i)]);
   }
+  under_way_.reserve(layers_.size() * kReplicaKinds.size());
+}
+
+void GradientSync::start(Layer& layer) {
+  layer.started = true;
+  for (const Replicas kind : kReplicaKinds) {
+    const std::vector<OwnedPiece>& pieces = layer.gradients[static_cast<size_t>(kind)];
+    if (Communicator* group = groups_.replicas(kind); group && !pieces.empty())
+      under_way_.push_back(group->start_reduce_to_owners(pieces, wire_));
+  }
+}
+
+void GradientSync::finish() {
+  for (CommTicket& ticket : under_way_) ticket.wait();
+  under_way_.clear();
+}
+
+void GradientSync::layer_done(const Context& ctx, int number, bool last) {
+  const auto at = layers_.find(number);
+  if (at == layers_.end()) return;
+  const bool each = store_.gradients_of() == GradientsOf::kUpdated;
+  if (!each && (!last || number == kOutsideLayers)) return;  // what two stages hold is summed when both have ended
+  const CommScope scope("sum gradients", -1, number);
+  store_.settle_layer(*ctx.pool, number);
+  start(at->second);
+  if (!each) return;
+  finish();
+  store_.add_layer(ctx, number);
 }
 
 void GradientSync::reduce_gradients() {
   const CommScope scope("sum gradients");
-  for (const Replicas kind : kReplicaKinds)
-    if (Communicator* group = groups_.replicas(kind); group && !gradients_[static_cast<size_t>(kind)].empty())
-      group->reduce_to_owners(gradients_[static_cast<size_t>(kind)], wire_);
+  const bool each = store_.gradients_of() == GradientsOf::kUpdated;
+  for (auto& [number, layer] : layers_) {
+    if (!layer.started && !each) start(layer);
+    layer.started = false;
+  }
+  finish();
 }
 
 void GradientSync::share_gradients() {
   if (zero_ > 0) return;
   const CommScope scope("share gradients");
-  for (const Replicas kind : kReplicaKinds)
-    if (Communicator* group = groups_.replicas(kind); group && !gradients_[static_cast<size_t>(kind)].empty())
-      group->broadcast_from_owners(gradients_[static_cast<size_t>(kind)]);
+  for (const auto& [number, layer] : layers_)
+    for (const Replicas kind : kReplicaKinds) {
+      const std::vector<OwnedPiece>& pieces = layer.gradients[static_cast<size_t>(kind)];
+      if (Communicator* group = groups_.replicas(kind); group && !pieces.empty()) group->broadcast_from_owners(pieces);
+    }
 }
 
 void GradientSync::share_weights() {

@@ -2,10 +2,13 @@
 // expert: each belongs to one rank of those that hold it (Replicas).
 //   zero 0   gradients are summed for everybody, everybody updates
 //   zero 1   gradients are summed at the owner, who alone has moments and updates; weights are sent around
+//   zero 2   the same, and gradients of other ranks' tensors live for one layer of one micro-batch
+// A layer's sum starts when backward has made the last of its gradients, and is under way while backward goes on.
 // Sums are made in rank order, so all layouts of a group give the same bits on every transport.
 #pragma once
 
 #include <array>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -29,7 +32,10 @@ class GradientSync {
   bool owns(int i) const { return owned_[static_cast<size_t>(i)] != 0; }
   int place(int i) const { return places_[static_cast<size_t>(i)]; }  // among the model's tensors
   int tensors() const { return tensors_; }                            // of the model
-  // After backward: sums at the owners.
+  // Backward of a micro-batch has made all of a layer's weight gradients (kOutsideLayers: of all that is outside of
+  // layers). `last`: nothing of the step adds to them any more. In the same order on all ranks that hold the layer.
+  void layer_done(const Context& ctx, int layer, bool last);
+  // After backward: the sums are at the owners.
   void reduce_gradients();
   // zero 0: the sums, to everybody. May follow what owners add to them.
   void share_gradients();
@@ -45,7 +51,17 @@ class GradientSync {
   Wire wire_;
   std::vector<uint8_t> owned_;
   std::vector<int> places_;
-  std::array<std::vector<OwnedPiece>, kReplicaKinds.size()> gradients_, weights_;
+  using Pieces = std::array<std::vector<OwnedPiece>, kReplicaKinds.size()>;
+  struct Layer {
+    Pieces gradients;
+    bool started = false;  // in this step
+  };
+  void start(Layer& layer);
+  void finish();
+
+  std::map<int, Layer> layers_;  // by number, kOutsideLayers too
+  Pieces weights_;
+  std::vector<CommTicket> under_way_;
 };
 
 }  // namespace concerto

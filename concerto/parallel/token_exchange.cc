@@ -36,34 +36,29 @@ void GroupTokenExchange::gather_parts(const Context& ctx, View mine, View all) c
   group_.all_gather(mine, parts_);
 }
 
-GroupUnitExchange::GroupUnitExchange(Communicator& group)
-    : group_(group), rows_(static_cast<size_t>(group.size())), parts_(static_cast<size_t>(group.size())) {}
+DataRowExchange::DataRowExchange(Communicator& dp)
+    : dp_(dp), counts_(static_cast<size_t>(dp.size())), parts_(static_cast<size_t>(dp.size())) {}
 
-int64_t GroupUnitExchange::agree(const Context& ctx, int64_t own) {
-  first_ = 0;
-  if (ctx.dry_run) return own * group_.size();
-  const CommScope scope("count rows of a routing unit");
-  own_ = own;
-  for (size_t r = 0; r < parts_.size(); ++r) parts_[r] = View(&rows_[r], {1}, DType::kI64);
-  group_.all_gather(View(&own_, {1}, DType::kI64), parts_);
-  int64_t all = 0;
-  for (int r = 0; r < group_.size(); ++r) {
-    if (r == rank()) first_ = all;
-    all += rows_[static_cast<size_t>(r)];
+void DataRowExchange::share_counts(int64_t own) {
+  for (size_t r = 0; r < parts_.size(); ++r) parts_[r] = View(&counts_[r], {1}, DType::kI64);
+  dp_.all_gather(View(&own, {1}, DType::kI64), parts_);
+  total_ = begin_ = 0;
+  for (size_t r = 0; r < counts_.size(); ++r) {
+    if (static_cast<int>(r) == dp_.rank()) begin_ = total_;
+    total_ += counts_[r];
   }
-  return all;
 }
 
-void GroupUnitExchange::gather(const Context& ctx, View own, View all) const {
+void DataRowExchange::gather(const Context& ctx, View own, View all) const {
   if (ctx.dry_run) return;
-  const CommScope scope("gather a routing unit");
+  CHECK(all.rows() == total_ && own.rows() == counts_[static_cast<size_t>(dp_.rank())], "{} rows of {}", own.rows(),
+        all.rows());
   int64_t at = 0;
   for (size_t r = 0; r < parts_.size(); ++r) {
-    parts_[r] = all.rows_range(at, rows_[r]);
-    at += rows_[r];
+    parts_[r] = all.rows_range(at, counts_[r]);
+    at += counts_[r];
   }
-  CHECK(at == all.rows() && own.rows() == rows_[static_cast<size_t>(rank())], "{} rows of {} agreed", all.rows(), at);
-  group_.all_gather(own, parts_);
+  dp_.all_gather(own, parts_);
 }
 
 }  // namespace concerto

@@ -24,21 +24,21 @@ class GroupTokenExchange final : public TokenExchange {
   mutable std::vector<View> parts_;  // of the exchange under way
 };
 
-// A routing unit over data parallel ranks.
-class GroupUnitExchange final : public UnitExchange {
+// The tokens of a routing unit that data parallel ranks share.
+class DataRowExchange final : public RowExchange {
  public:
-  explicit GroupUnitExchange(Communicator& group);
-  // All ranks together, before rows are gathered: each has `own` rows. Gives the rows of all; in a dry run as if every
-  // rank had as many.
-  int64_t agree(const Context& ctx, int64_t own);
-  int rank() const override { return group_.rank(); }
-  int64_t first_row() const override { return first_; }
+  explicit DataRowExchange(Communicator& dp);
+  // How many tokens each rank has: called by all of them, with its own number, before they gather.
+  void share_counts(int64_t own);
+  int64_t total() const { return total_; }
+  int64_t begin() const { return begin_; }  // tokens of the ranks before this one
+  bool first() const { return dp_.rank() == 0; }
   void gather(const Context& ctx, View own, View all) const override;
 
  private:
-  Communicator& group_;
-  std::vector<int64_t> rows_;  // of each rank
-  int64_t own_ = 0, first_ = 0;
+  Communicator& dp_;
+  std::vector<int64_t> counts_;  // [ranks]
+  int64_t total_ = 0, begin_ = 0;
   mutable std::vector<View> parts_;
 };
 

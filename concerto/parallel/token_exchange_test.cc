@@ -55,13 +55,14 @@ TEST(TokenExchange, PartsLieRankAfterRank) {
 
 TEST(TokenExchange, UnitsHaveAnyNumberOfRowsARank) {
   run_local_ranks(3, [](Communicator& world) {
-    GroupUnitExchange exchange(world);
+    DataRowExchange exchange(world);
     for (const auto& counts : {std::vector<int64_t>{2, 0, 3}, std::vector<int64_t>{0, 4, 1}}) {
       const int64_t own = counts[static_cast<size_t>(world.rank())];
-      ASSERT_EQ(exchange.agree({}, own), 5);
+      exchange.share_counts(own);
+      ASSERT_EQ(exchange.total(), 5);
       int64_t first = 0;
       for (int r = 0; r < world.rank(); ++r) first += counts[static_cast<size_t>(r)];
-      EXPECT_EQ(exchange.first_row(), first);
+      EXPECT_EQ(exchange.begin(), first);
       std::vector<float> a, b;
       const View mine = matrix(a, own, 2), all = matrix(b, 5, 2);
       for (int64_t i = 0; i < own * 2; ++i)
@@ -69,7 +70,7 @@ TEST(TokenExchange, UnitsHaveAnyNumberOfRowsARank) {
       exchange.gather({}, mine, all);
       for (int64_t i = 0; i < 10; ++i) EXPECT_EQ(b[static_cast<size_t>(i)], value(i / 2, i % 2, 0));
     }
-    EXPECT_EQ(exchange.agree({.dry_run = true}, 4), 12);
+    EXPECT_EQ(exchange.first(), world.rank() == 0);
   });
 }
 

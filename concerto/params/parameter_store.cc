@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "concerto/base/rng.h"
+#include "concerto/ops/elementwise.h"
 
 namespace concerto {
 namespace {
@@ -81,12 +82,13 @@ Layout lay_out(const std::vector<TensorSpec>& specs, StoreUse use, const std::ve
 }  // namespace
 
 ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for,
-                               DType moments, const std::vector<uint8_t>& updated)
+                               DType moments, const std::vector<uint8_t>& updated, GradientsOf gradients)
     : specs_(std::move(specs)),
       compute_(compute),
       stat_(stat_dtype(compute)),
       moments_(moment_dtype(compute, moments)),
-      use_(use) {
+      use_(use),
+      gradients_of_(gradients) {
   packed_run_of_.assign(specs_.size(), -1);
   tied_head_ =
       std::none_of(specs_.begin(), specs_.end(), [](const TensorSpec& s) { return s.role == TensorRole::kHead; });
@@ -109,10 +111,38 @@ ParameterStore::ParameterStore(std::vector<TensorSpec> specs, DType compute, Sto
   master_ = buffer("weights", elements_, stat_);
   copies_ = buffer("weights", copy_elements_, compute_);
   if (trains()) {
-    gradients_ = buffer("gradients", elements_, stat_);
+    lay_out_work();
+    gradients_ = buffer("gradients", gradients_of_ == GradientsOf::kAll ? elements_ : moment_elements_, stat_);
+    work_ = buffer("gradients", work_elements_, stat_);
     moment1_ = buffer("optimizer moments", moment_elements_, moments_);
     moment2_ = buffer("optimizer moments", moment_elements_, moments_);
   }
+}
+
+// Layers one upon the other, what is outside of them behind.
+void ParameterStore::lay_out_work() {
+  if (gradients_of_ == GradientsOf::kAll) return;
+  work_offsets_.assign(specs_.size(), 0);
+  const auto place = [&](auto&& wanted, int64_t at) {
+    for (int i = 0; i < size(); ++i) {
+      if (!wanted(layer_of(i))) continue;
+      const bool joined = i > 0 && specs_[i].fused >= 0 && specs_[i - 1].fused == specs_[i].fused;
+      if (!joined) at = align_up(at, kAlignElements);
+      work_offsets_[i] = at;
+      at += specs_[i].shape.elements();
+    }
+    return align_up(at, kAlignElements);
+  };
+  for (int i = 0; i < size(); ++i)
+    if (const int layer = layer_of(i); layer != kOutsideLayers)
+      layer_elements_ = std::max(layer_elements_, place([&](int l) { return l == layer; }, 0));
+  work_elements_ = place([](int l) { return l == kOutsideLayers; }, layer_elements_);
+}
+
+// Multi-token prediction's blocks have layer numbers behind the decoder's; they go with the head.
+int ParameterStore::layer_of(int i) const {
+  const TensorSpec& s = specs_[i];
+  return s.layer >= 0 && s.name.starts_with("model.layers.") ? s.layer : kOutsideLayers;
 }
 
 bool ParameterStore::wants_copy(int i) const {
@@ -149,9 +179,9 @@ void ParameterStore::find_packed_runs(const Backend& backend) {
 }
 
 int64_t ParameterStore::bytes() const {
-  const int64_t element = trains() ? 2 * dtype_bytes(stat_) : dtype_bytes(stat_);
-  return element * elements_ + 2 * dtype_bytes(moments_) * moment_elements_ + copy_elements_ * dtype_bytes(compute_) +
-         packs_.bytes();
+  const int64_t element = dtype_bytes(stat_);
+  return element * elements_ + gradients_.bytes() + work_.bytes() + 2 * dtype_bytes(moments_) * moment_elements_ +
+         copy_elements_ * dtype_bytes(compute_) + packs_.bytes();
 }
 
 int ParameterStore::find(const std::string& name) const {
@@ -241,20 +271,29 @@ void ParameterStore::packed_copy_changed(int i) {
 View ParameterStore::grad(ParamRef r) const {
   if (!r) return {};
   CHECK(!unwritten_[r.first], "{}: only products write this gradient", specs_[r.first].name);
-  return slice(gradients_, offsets_[r.first], stat_, r.shape);
+  return working(r.first, r.shape);
+}
+
+View ParameterStore::working(int first, const Shape& shape) const {
+  return gradients_of_ == GradientsOf::kAll ? slice(gradients_, offsets_[first], stat_, shape)
+                                            : slice(work_, work_offsets_[first], stat_, shape);
 }
 
 ProductGradient ParameterStore::product_gradient(const Context& ctx, ParamRef r) const {
   if (!r) return {};
   const bool fresh = unwritten_[r.first] && !ctx.dry_run;
   if (fresh) std::fill_n(unwritten_.begin() + r.first, r.count, uint8_t{0});
-  return {slice(gradients_, offsets_[r.first], stat_, r.shape), !fresh};
+  return {working(r.first, r.shape), !fresh};
 }
 View ParameterStore::master(int i) const { return slice(master_, offsets_[i], stat_, specs_[i].shape); }
 View ParameterStore::copy(int i) const {
   return has_copy(i) ? slice(copies_, copy_offsets_[i], compute_, specs_[i].shape) : View{};
 }
-View ParameterStore::gradient(int i) const { return slice(gradients_, offsets_[i], stat_, specs_[i].shape); }
+View ParameterStore::gradient(int i) const {
+  return slice(gradients_, gradients_of_ == GradientsOf::kAll ? offsets_[i] : moment_offsets_[i], stat_,
+               specs_[i].shape);
+}
+View ParameterStore::working_gradient(int i) const { return working(i, specs_[i].shape); }
 View ParameterStore::moment1(int i) const { return slice(moment1_, moment_offsets_[i], moments_, specs_[i].shape); }
 View ParameterStore::moment2(int i) const { return slice(moment2_, moment_offsets_[i], moments_, specs_[i].shape); }
 
@@ -299,22 +338,52 @@ void ParameterStore::refresh_copy(int i) {
   for (int64_t j = 0; j < specs_[i].shape.elements(); ++j) c[j] = bf16(m[j]);
 }
 
-void ParameterStore::zero(ThreadPool& pool, int first, int count) const {
-  int64_t bytes = 0;
-  for (int i = first; i < first + count; ++i) bytes += specs_[i].shape.elements() * dtype_bytes(stat_);
-  auto* from = static_cast<char*>(gradient(first).data);
+static void zero_bytes(ThreadPool& pool, char* from, int64_t bytes) {
   pool.parallel_for(bytes, 1 << 16,
                     [&](int64_t b, int64_t e, int) { std::memset(from + b, 0, static_cast<size_t>(e - b)); });
 }
 
+void ParameterStore::zero(ThreadPool& pool, int first, int count) const {
+  int64_t bytes = 0;
+  for (int i = first; i < first + count; ++i) bytes += specs_[i].shape.elements() * dtype_bytes(stat_);
+  auto* from = static_cast<char*>(working_gradient(first).data);
+  zero_bytes(pool, from, bytes);
+}
+
 void ParameterStore::clear_gradients(ThreadPool& pool) {
+  if (gradients_of_ == GradientsOf::kUpdated)
+    for (Buffer* b : {&gradients_, &work_}) zero_bytes(pool, b->data(), b->bytes());
   for (int i = 0; i < size(); ++i) {
     unwritten_[i] = is_product_weight(specs_[i]);
     if (!unwritten_[i]) zero(pool, i, 1);
   }
 }
 
+void ParameterStore::settle_layer(ThreadPool& pool, int layer) const {
+  for (int i = 0; i < size(); ++i) {
+    if (!unwritten_[i] || layer_of(i) != layer) continue;
+    zero(pool, i, 1);
+    unwritten_[i] = 0;
+  }
+}
+
+void ParameterStore::add_layer(const Context& ctx, int layer) const {
+  CHECK(gradients_of_ == GradientsOf::kUpdated);
+  for (int i = 0; i < size(); ++i) {
+    if (layer_of(i) != layer) continue;
+    unwritten_[i] = is_product_weight(specs_[i]);
+    if (specs_[i].trainable && updates(i)) add(ctx, {.a = gradient(i), .b = working_gradient(i), .out = gradient(i)});
+  }
+  char* const outside = work_.data() + layer_elements_ * dtype_bytes(stat_);
+  if (layer == kOutsideLayers)
+    zero_bytes(*ctx.pool, outside, work_.data() + work_.bytes() - outside);
+  else
+    zero_bytes(*ctx.pool, work_.data(), outside - work_.data());
+}
+
+// With kUpdated each layer has been settled and added by now.
 void ParameterStore::settle_gradients(ThreadPool& pool) const {
+  if (gradients_of_ == GradientsOf::kUpdated) return;
   for (int i = 0; i < size(); ++i) {
     if (unwritten_[i]) zero(pool, i, 1);
     unwritten_[i] = 0;

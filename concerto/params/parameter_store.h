@@ -34,6 +34,12 @@ struct ParamRef {
 
 enum class StoreUse { kTrain, kInfer };
 
+// kAll: a step's gradients of all tensors. kUpdated (ZeRO-2): those of updated tensors; backward works in memory that
+// holds one layer at a time (all others, the embedding and the head, have theirs), which is summed over ranks and given
+// back (`add_layer`) before the next layer's.
+enum class GradientsOf { kAll, kUpdated };
+constexpr int kOutsideLayers = -1;  // as a layer: embedding, head, multi-token prediction
+
 struct ProductGradient {
   View view;
   bool accumulate = true;
@@ -42,9 +48,10 @@ struct ProductGradient {
 class ParameterStore {
  public:
   // `packs_for`: whose packing a training store uses, or null. `moments`: bf16, or f32 for the stat type. `updated`: by
-  // spec, whether this rank updates it and so has its moments; empty: all.
+  // spec, whether this rank updates it and so has its moments; empty: all. `gradients`: of which tensors sums are kept.
   ParameterStore(std::vector<TensorSpec> specs, DType compute, StoreUse use, const Backend* packs_for = nullptr,
-                 DType moments = DType::kF32, const std::vector<uint8_t>& updated = {});
+                 DType moments = DType::kF32, const std::vector<uint8_t>& updated = {},
+                 GradientsOf gradients = GradientsOf::kAll);
 
   const std::vector<TensorSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
@@ -68,7 +75,14 @@ class ParameterStore {
   View master(int i) const;  // stat type; Bug in an inference store whose compute type is narrower
   View copy(int i) const;    // compute copy that must follow the master; null if there is none or it is packed
   PackedWeight packed_from(int i) const;  // of the fused run that begins with tensor i; null if none
-  View gradient(int i) const;
+  View gradient(int i) const;             // with kUpdated: Bug unless updates(i)
+  View working_gradient(int i) const;     // what backward writes: the same with kAll
+  // Backward has written all that it will of a layer: what no product wrote is zero.
+  void settle_layer(ThreadPool& pool, int layer) const;
+  // kUpdated: adds what lies in the working memory to the gradients of updated tensors, and clears it.
+  void add_layer(const Context& ctx, int layer) const;
+  GradientsOf gradients_of() const { return gradients_of_; }
+  int layer_of(int i) const;  // kOutsideLayers, or a decoder layer
   bool updates(int i) const { return moment_offsets_[i] >= 0; }
   View moment1(int i) const;  // moments' type; Bug unless updates(i)
   View moment2(int i) const;
@@ -101,15 +115,21 @@ class ParameterStore {
   void find_packed_runs(const Backend& backend);
   void pack_stale(const Context& ctx) const;
   void zero(ThreadPool& pool, int first, int count) const;
+  void lay_out_work();
+  View working(int first, const Shape& shape) const;
 
   std::vector<TensorSpec> specs_;
   DType compute_, stat_, moments_;
   StoreUse use_;
+  GradientsOf gradients_of_;
+  std::vector<int64_t> work_offsets_;    // kUpdated: elements, in work_
   std::vector<int64_t> offsets_;         // elements, in masters and gradients
   std::vector<int64_t> copy_offsets_;    // elements, in compute copies; -1: none
   std::vector<int64_t> moment_offsets_;  // elements, in moments; -1: none
   std::unordered_map<std::string, int> index_;
   int64_t elements_ = 0, copy_elements_ = 0, moment_elements_ = 0;
+  int64_t work_elements_ = 0, layer_elements_ = 0;  // of which the first are those of one layer
+  Buffer work_;
   Buffer master_, copies_, gradients_, moment1_, moment2_, packs_;
   std::vector<PackedRun> packed_runs_;
   bool tied_head_ = false;          // products read the embedding too

@@ -48,7 +48,8 @@ class FirstBad final : public Observer {
 // What is not finite spreads to all that is computed after it: backward goes from the last tensor to the first.
 std::string first_bad_gradient(const ParameterStore& store) {
   for (int i = store.size(); i-- > 0;)
-    if (!all_finite(store.gradient(i))) return "gradient of " + store.specs()[static_cast<size_t>(i)].name;
+    if ((store.gradients_of() == GradientsOf::kAll || store.updates(i)) && !all_finite(store.gradient(i)))
+      return "gradient of " + store.specs()[static_cast<size_t>(i)].name;
   return "none: every activation and gradient is finite";
 }
 

@@ -30,6 +30,7 @@ Executor::Executor(std::vector<const Stage*> stages, ParameterStore& store, cons
   if (options_.usual_docs == 0) options_.usual_docs = options_.max_docs;
   context_ = {.backend = &backend, .pool = &pool, .scratch = &arenas_->scratch};
   if (options_.max_rows == 0) options_.max_rows = options_.max_tokens;
+  if (is_global() && options_.groups.dp) data_rows_ = std::make_unique<DataRowExchange>(*options_.groups.dp);
   for (size_t c = 0; c < stages_.size(); ++c) {
     const Stage& stage = *stages_[c];
     CHECK((options.routing.unit == RoutingUnit::kGlobal) == (stage.routing_unit() == RoutingUnit::kGlobal));
@@ -38,7 +39,6 @@ Executor::Executor(std::vector<const Stage*> stages, ParameterStore& store, cons
                                                     static_cast<int64_t>(stage.moe_layers().size()), max_units())));
     make_slots(*chunks_.back(), options.slots[c]);
   }
-  if (is_global() && options.groups.dp) unit_exchange_ = std::make_unique<GroupUnitExchange>(*options.groups.dp);
   plan_memory();
   take_memory();
 }
@@ -141,36 +141,42 @@ void Executor::dry_run(Chunk& chunk, int64_t docs) {
   }
 }
 
+// Bytes of the dry runs so far, without the router's.
+MemoryPlan Executor::counted() const {
+  MemoryPlan plan;
+  for (const auto& chunk : chunks_) {
+    const auto slots = static_cast<int64_t>(chunk->slots.size());
+    plan.keep += slots * chunk->slots[0]->keep.high_water();
+    plan.backward += slots * chunk->slots[0]->backward.high_water();
+  }
+  for (const Arena& arena : arenas_->gradients) plan.backward += arena.high_water();
+  plan.temporary = arenas_->temporary.high_water();
+  plan.scratch = std::max(arenas_->scratch.high_water(), options_.scratch);
+  return plan;
+}
+
 // Attention pads every document to whole tiles, so a micro-batch of one-token documents wants scratch many times that
-// of a usual one. There is room for it, but room that is never touched takes no memory: the total counts usual
-// documents.
+// of a usual one; and all tokens of all ranks may choose the experts of one. There is room for both, but room that is
+// never touched takes no memory: the total counts usual documents and usual loads.
 void Executor::plan_memory() {
-  const Arenas& a = *arenas_;
   const Context real = context_;
   context_.dry_run = true;
   usual_load_ = true;
   dry_run(options_.usual_docs);
   usual_load_ = false;
   note_growth();
-  const int64_t usual_scratch = a.scratch.high_water();
+  const MemoryPlan usual = counted();
   dry_run(options_.max_docs);
   context_ = real;
   // Kernels may round their scratch differently for smaller micro-batches.
   constexpr int64_t kScratchSlack = 1 << 20;
-  int64_t router = 0, gradients = 0, split = 0;
+  memory_ = counted();
+  memory_.scratch += kScratchSlack;
+  memory_.total = usual.keep + usual.backward + usual.temporary + usual.scratch;
   for (const auto& chunk : chunks_) {
-    const auto slots = static_cast<int64_t>(chunk->slots.size());
-    memory_.keep += slots * chunk->slots[0]->keep.high_water();
-    split += slots * chunk->slots[0]->backward.high_water();
-    router += slots * chunk->slots[0]->router.bytes();
-    if (chunk->together) router += chunk->together->router.bytes();
+    memory_.total += static_cast<int64_t>(chunk->slots.size()) * chunk->slots[0]->router.bytes();
+    if (chunk->together) memory_.total += chunk->together->router.bytes();
   }
-  for (const Arena& arena : a.gradients) gradients += arena.high_water();
-  memory_.backward = gradients + split;
-  memory_.temporary = a.temporary.high_water();
-  memory_.scratch = std::max(a.scratch.high_water(), options_.scratch) + kScratchSlack;
-  memory_.total =
-      memory_.keep + memory_.backward + memory_.temporary + std::max(usual_scratch, options_.scratch) + router;
 }
 
 void Executor::take_memory() {

@@ -51,7 +51,15 @@ void Executor::choose_together(Chunk& chunk, const Unit& unit, size_t index, int
         .logits = slot.acts.logits, .tokens = &slot.tokens, .stats = &slot.router.stats, .saved = &saved};
     tokens += slot.tokens.count;
   }
-  if (unit_exchange_) tokens = unit_exchange_->agree(context_, tokens);
+  RouteSegment::DataRanks ranks;
+  if (data_rows_) {
+    if (!context_.dry_run) data_rows_->share_counts(tokens);
+    ranks = {.exchange = data_rows_.get(),
+             .tokens = context_.dry_run ? tokens * options_.groups.dp->size() : data_rows_->total(),
+             .begin = context_.dry_run ? 0 : data_rows_->begin(),
+             .first = data_rows_->first()};
+    tokens = ranks.tokens;
+  }
   all.offsets[1] = static_cast<int32_t>(tokens);
   all.room[0] = expert_room(config(), true, tokens);
   all.tokens.count = tokens;
@@ -60,7 +68,7 @@ void Executor::choose_together(Chunk& chunk, const Unit& unit, size_t index, int
                       .drops = true};
   SegmentContext ctx = segment_context(*chunk.slots[0], true);
   ctx.tokens = &all.tokens;
-  unit.routes->choose_together(ctx, std::span(all.parts).first(static_cast<size_t>(count)), unit_exchange_.get());
+  unit.routes->choose_together(ctx, std::span(all.parts).first(static_cast<size_t>(count)), ranks);
 }
 
 // The main model without a backward pass: arenas take turns, and the first holds what came from the stage before.
@@ -101,6 +109,7 @@ void Executor::backward(Chunk& chunk, Slot& slot) {
     ArenaScope temporary(arenas_->temporary);
     unit_backward_input(unit, ctx, grads, slot.units[i], {&slot.keep, &arenas_->temporary, &arena});
     unit_backward_weight(unit, ctx, slot.units[i]);
+    weights_done(chunk, i);
   }
   hand_gradient_on(chunk, slot, grads);
 }
@@ -126,6 +135,7 @@ void Executor::backward_weight(Chunk& chunk, Slot& slot) {
     const Unit& unit = chunk.stage.units()[i];
     TraceScope scope(trace_, unit.name, "backward_weight", -1, slot.micro_batch);
     unit_backward_weight(unit, ctx, slot.units[i]);
+    weights_done(chunk, i);
   }
 }
 

@@ -32,7 +32,7 @@ void Executor::run(const PipelineSchedule& schedule, std::span<const MicroBatch>
   begin_output(micro_batches, output);
   for (auto& chunk : chunks_) {
     chunk->slot_of.assign(micro_batches.size(), -1);
-    chunk->forwarded = false;
+    chunk->backwards_left = schedule.micro_batches;
     for (auto& slot : chunk->slots) slot->micro_batch = -1;
     if (chunk->together && chunk->losses.pools()) clear_router_pool(chunk->together->pool);
   }
@@ -196,8 +196,23 @@ void Executor::hand_gradient_on(Chunk& chunk, Slot& slot, const Acts& grads) {
   chunk.prev->losses.spread_pool(pool.rows(slot.tokens.units.offsets.dim(0) - 1), before.router.stats);
 }
 
+// A unit's weight gradients are made. Units of a layer stand side by side.
+void Executor::weights_done(Chunk& chunk, size_t unit) {
+  if (context_.dry_run || !options_.groups.sync) return;
+  const auto layer_of = [&](size_t u) {
+    const int layer = chunk.stage.units()[u].segments[0]->spec().layer;
+    return layer < config().num_hidden_layers ? layer : kOutsideLayers;
+  };
+  const bool last = chunk.backwards_left == 1;
+  const int layer = layer_of(unit);
+  if (layer != kOutsideLayers && (unit == 0 || layer_of(unit - 1) != layer))
+    options_.groups.sync->layer_done(context_, layer, last);
+  if (unit == 0) options_.groups.sync->layer_done(context_, kOutsideLayers, last);
+}
+
 void Executor::release(Chunk& chunk, Slot& slot, StepOutput& output) {
   finish_backward(chunk, slot, output);
+  --chunk.backwards_left;
   slot.micro_batch = -1;
 }
 

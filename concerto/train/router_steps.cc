@@ -45,7 +45,7 @@ void RouterSteps::orthogonal_loss(std::vector<double>& by_layer) {
                                        .blocks = blocks_,
                                        .scale = lambda_,
                                        .loss = View(&by_layer[layer.row], {1}, DType::kF64),
-                                       .dw = decoupled_ ? View{} : store_.grad(layer.w)});
+                                       .dw = decoupled_ ? View{} : store_.gradient(layer.w.first)});
 }
 
 void RouterSteps::after_optimizer(const std::vector<std::vector<int64_t>>& tokens_per_expert) {

@@ -80,8 +80,9 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
   const ShardPlan plan = shard_plan(config, mesh_of(groups), place, schedule_);
   std::vector<TensorSpec> specs = tensor_specs(model, plan);
   const std::vector<uint8_t> updated = updated_tensors(specs, groups, config.parallel.zero);
-  store_ = std::make_unique<ParameterStore>(std::move(specs), compute, StoreUse::kTrain, &backend,
-                                            compute_dtype(config.optimizer.moments_dtype), updated);
+  store_ = std::make_unique<ParameterStore>(
+      std::move(specs), compute, StoreUse::kTrain, &backend, compute_dtype(config.optimizer.moments_dtype), updated,
+      groups && config.parallel.zero == 2 ? GradientsOf::kUpdated : GradientsOf::kAll);
   if (groups)
     sync_ =
         std::make_unique<GradientSync>(*store_, *groups, tensor_specs(model), static_cast<int>(config.parallel.zero),
@@ -109,7 +110,8 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
                      .dp = groups ? groups->dp() : nullptr,
                      .pp_rank = place.pp,
                      .tp = plan.tp,
-                     .tp_rank = plan.tp_rank}});
+                     .tp_rank = plan.tp_rank,
+                     .sync = sync_.get()}});
   std::vector<int> own_layers;
   for (const auto& stage : stages_)
     own_layers.insert(own_layers.end(), stage->moe_layers().begin(), stage->moe_layers().end());
@@ -185,6 +187,17 @@ void StepEngine::report_losses(StepReport& report) {
   }
 }
 
+// Rows that others read may be under way in the executor's memory: the job ends before an exception takes that away.
+template <class F>
+void StepEngine::guarded(F&& work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    if (groups_) groups_->world().abort(e.what());
+    throw;
+  }
+}
+
 void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, LossGuard* guard, StepReport& report,
                       std::string& why) {
   TraceWriter* const trace = executor_->trace();
@@ -196,7 +209,7 @@ void StepEngine::step(int64_t step, std::span<const MicroBatch> micro_batches, L
     pad(micro_batches);
     micro_batches = padded_;
   }
-  executor_->run(schedule_, micro_batches, output_);
+  guarded([&] { executor_->run(schedule_, micro_batches, output_); });
   if (sync_) sync_->reduce_gradients();
   router_steps_->orthogonal_loss(orthogonal_);
   if (sync_) {
@@ -279,7 +292,9 @@ void StepEngine::sum_output() {
   each_count([&](int64_t& n, bool) { n = counts_[at++]; });
 }
 
-void StepEngine::evaluate(const MicroBatch& b, StepOutput& output) { executor_->evaluate(schedule_, b, output); }
+void StepEngine::evaluate(const MicroBatch& b, StepOutput& output) {
+  guarded([&] { executor_->evaluate(schedule_, b, output); });
+}
 
 void StepEngine::sum_evaluation(StepOutput& output) {
   if (!groups_) return;

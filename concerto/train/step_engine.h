@@ -60,6 +60,8 @@ class StepEngine {
   int64_t predicted_bytes() const { return predicted_bytes_; }
 
  private:
+  template <class F>
+  void guarded(F&& work);
   void make_stages(const ShardPlan& plan);
   void pad(std::span<const MicroBatch> micro_batches);
   void sum_output();

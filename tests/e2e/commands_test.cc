@@ -173,6 +173,7 @@ TEST(Commands, WithJsonStandardOutputIsAllJson) {
   EXPECT_EQ(run_command("config check", {config})[0]["ok"], true);
   EXPECT_EQ(run_command("config show", {config})[0]["training"]["steps"], 2);
   EXPECT_EQ(run_command("train", {config})[0]["step"], 2);
+  EXPECT_EQ(run_command("launch", {config, "-n", "2", "--threads", "--run.dir=" + here + "/launched"})[0]["step"], 2);
   EXPECT_TRUE(run_command("eval", {config})[0]["loss"].is_number());
   run_command("generate", {"--model", trained, "--prompt", "the", "--max-tokens", "3", "--threads", "1"});
   EXPECT_EQ(run_command("verify", {"--golden", "tests/golden/moe-tiny", "--threads", "1"}).back()["ok"], true);
@@ -180,6 +181,7 @@ TEST(Commands, WithJsonStandardOutputIsAllJson) {
   run_command("checkpoint inspect", {run + "/latest", "--tensors"});
   run_command("checkpoint verify", {run});
   run_command("checkpoint export", {run, "--output", here + "/exported"});
+  run_command("checkpoint reshard", {run, "--output", here + "/resharded"});
   run_command("checkpoint import", {here + "/exported", "--output", here + "/imported"});
   EXPECT_EQ(run_command("inspect load", {run, "--output", here + "/load.png"}).size(), 2u);  // a layer, the steps
   EXPECT_GT(run_command("inspect routing", {"--model", trained, "--ids", "1,2,3", "--threads", "1"}).size(), 5u);

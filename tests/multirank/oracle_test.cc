@@ -78,6 +78,7 @@ struct Row {
   int micro_batches = 4;
   Layout layout;
   OptimizerName optimizer = OptimizerName::kAdamW;
+  RoutingUnit unit = RoutingUnit::kMicroBatch;
   bool exact(const ModelConfig& m) const {
     const bool two_read_the_embedding = layout.mesh.pp > 1 && (m.tie_word_embeddings || m.num_nextn_predict_layers > 0);
     return layout.mesh.tp == 1 && layout.mesh.dp == 1 && !two_read_the_embedding;
@@ -150,8 +151,9 @@ void check(const Row& row) {
   SCOPED_TRACE(row.model + " " + row.layout.name());
   Case c = case_of(row.model, row.micro_batches);
   c.config.optimizer.name = row.optimizer;
-  const std::string key =
-      fmt::format("{} {} {}", row.model, row.micro_batches, row.optimizer == OptimizerName::kLamb ? "lamb" : "adamw");
+  c.config.training.routing_unit = row.unit;
+  const std::string key = fmt::format("{} {} {} {}", row.model, row.micro_batches, static_cast<int>(row.unit),
+                                      row.optimizer == OptimizerName::kLamb ? "lamb" : "adamw");
   const RunTrace& want = alone(key, c);
   Layout quick = row.layout;
   quick.local.deadline_seconds = 20;
@@ -169,7 +171,7 @@ TEST(Oracle, OneRankWithGroups) { check({"moe", 3, layout({})}); }
 
 TEST(Oracle, Data) {
   for (const int dp : {2, 3, 5})
-    for (const int zero : {0, 1}) {
+    for (const int zero : {0, 1, 2}) {
       check({"dense", 5, layout({.dp = dp}, "1f1b", zero)});
       check({"moe", 5, layout({.dp = dp}, "zero_bubble", zero)});
     }
@@ -205,6 +207,21 @@ TEST(Oracle, Tensor) {
       check({model, 3, layout({.tp = tp})});
   check({"moe", 3, layout({.tp = 4, .ep = 4})});
   check({"moe", 4, layout({.tp = 2, .dp = 2, .pp = 2, .ep = 4}, "zero_bubble"), OptimizerName::kLamb});
+}
+
+TEST(Oracle, GlobalUnit) {
+  for (const TinyRouter& r : tiny_routers())
+    for (const Layout& l : {layout({.pp = 2}), layout({.dp = 2}), layout({.tp = 2}),
+                            layout({.dp = 3, .pp = 2, .ep = 3}), layout({.tp = 2, .dp = 2, .ep = 4}, "zero_bubble")})
+      check({.model = r.name, .micro_batches = 4, .layout = l, .unit = RoutingUnit::kGlobal});
+}
+
+TEST(Oracle, GradientsOfOwnersOnly) {
+  for (const char* model : {"moe", "mtp", "old_gate_drops"}) {
+    check({model, 5, layout({.dp = 2, .ep = 2}, "1f1b", 2)});
+    check({model, 5, layout({.tp = 2, .dp = 2, .ep = 2}, "zero_bubble", 2), OptimizerName::kLamb});
+    check({model, 3, layout({.tp = 2, .dp = 3, .ep = 3, .etp = 2}, "zero_bubble_v", 2)});
+  }
 }
 
 TEST(Oracle, Mixed) {

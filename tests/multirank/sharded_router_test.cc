@@ -86,7 +86,7 @@ class RouterRank {
       list.push_back({.logits = b.acts.logits, .tokens = &b.tokens, .stats = &b.stats.stats, .saved = &b.route_saved});
     SegmentContext ctx = context(parts_[0]);
     ctx.tokens = &all_tokens;
-    route_.choose_together(ctx, list);
+    route_.choose_together(ctx, list, {});
     Routed all;
     for (Batch& b : parts_) {
       forward(b, true);

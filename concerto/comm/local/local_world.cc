@@ -24,6 +24,8 @@ std::string text_of(const std::exception_ptr& error) {
   const std::string name = fmt::format("rank {}", rank);
   try {
     std::rethrow_exception(error);
+  } catch (const PeerError&) {
+    throw;  // it names the rank that matters
   } catch (const Error& e) {
     throw Error(e.code, e.where.empty() ? name : name + ": " + e.where, e.problem, e.fix);
   } catch (const Bug& e) {

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <set>
 
-#include "concerto/base/allocation_guard.h"
 #include "concerto/base/clock.h"
 #include "concerto/base/test_folder.h"
 #include "concerto/comm/action_log.h"
@@ -81,40 +80,7 @@ TEST(LocalWorld, AWaitDoesTheWorkOfARankThatComputes) {
 TEST(LocalWorld, AllocatesNothingFromTheSecondRoundOn) {
   LocalOptions options;
   options.delay_seed = 3;
-  run_local_ranks(
-      4,
-      [&](Communicator& comm) {
-        std::vector<float> a(1000), b(1000), c(50000), message(100), other(100);
-        std::vector<View> a_parts, b_parts;
-        std::vector<OwnedPiece> pieces;
-        for (int r = 0; r < 4; ++r) {
-          a_parts.push_back(part(a, part_of(1000, 4, r)));
-          b_parts.push_back(part(b, part_of(1000, 4, comm.rank())));
-          pieces.push_back({part(c, part_of(50000, 4, r)), r});
-        }
-        std::vector<float> incoming(1000 * 4);
-        std::vector<View> incoming_parts;
-        for (int r = 0; r < 4; ++r)
-          incoming_parts.push_back(View(incoming.data() + r * 1000, Shape{part_of(1000, 4, r).count}, DType::kF32));
-        const auto round = [&] {
-          CommTicket owners = comm.start_reduce_to_owners(pieces);
-          CommTicket gather = comm.start_all_gather(a_parts[at(comm.rank())], a_parts);
-          CommTicket swap = comm.start_all_to_all(b_parts, incoming_parts);
-          CommTicket send = comm.start_send(view(message), (comm.rank() + 1) % 4);
-          CommTicket recv = comm.start_recv(view(other), (comm.rank() + 3) % 4);
-          recv.wait(), swap.wait(), owners.wait(), gather.wait(), send.wait();
-          comm.broadcast_from_owners(pieces);
-          comm.barrier();
-        };
-        round();
-        comm.barrier();
-        if (comm.rank() == 0) AllocationGuard::reset();
-        comm.barrier();
-        const AllocationGuard guard;
-        for (int i = 0; i < 20; ++i) round();
-      },
-      options);
-  EXPECT_EQ(AllocationGuard::count(), 0) << AllocationGuard::first_stack();
+  run_local_ranks(4, check_allocations, options);
 }
 
 TEST(LocalWorld, OperationsStandInTheLastActions) {

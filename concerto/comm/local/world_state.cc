@@ -1,20 +1,16 @@
 #include "concerto/comm/local/world_state.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "concerto/comm/local/local_group.h"
 
 namespace concerto {
 
 WorldState::WorldState(int ranks, const LocalOptions& options)
-    : options_(options),
-      ended_(static_cast<size_t>(ranks)),
-      delays_(static_cast<size_t>(ranks)),
-      last_(static_cast<size_t>(ranks)) {
+    : options_(options), ended_(static_cast<size_t>(ranks)), last_(static_cast<size_t>(ranks)) {
   constexpr size_t kUsualName = 64;
   for (Last& last : last_) last.group.reserve(kUsualName);
+  for (int r = 0; r < ranks; ++r) delays_.emplace_back(options.delay_seed, r, options.most_delay_seconds);
 }
 
 void WorldState::abort(int rank, const std::string& why) {
@@ -36,7 +32,7 @@ int WorldState::aborted_by() const {
 void WorldState::throw_aborted(const std::string& where) {
   std::unique_lock lock(mutex_);
   drained_.wait(lock, [&] { return working_.load() == 0; });
-  throw Error(ErrorCode::kComm, where, fmt::format("rank {} ended the job: {}", aborted_by_, reason_));
+  throw PeerError(where, aborted_by_, reason_);
 }
 
 void WorldState::fail(int rank, const std::string& where, const std::string& what, const std::string& fix) {
@@ -102,11 +98,6 @@ void WorldState::wake_all() {
   for (LocalGroup* group : groups_) group->wake_all();
 }
 
-void WorldState::delay(int rank) {
-  if (options_.delay_seed == 0) return;
-  const Rng rng(options_.delay_seed, static_cast<uint64_t>(rank));
-  const double seconds = rng.uniform(delays_[static_cast<size_t>(rank)]++) * options_.most_delay_seconds;
-  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-}
+void WorldState::delay(int rank) { delays_[static_cast<size_t>(rank)].sleep(); }
 
 }  // namespace concerto

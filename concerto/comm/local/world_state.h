@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "concerto/base/rng.h"
 #include "concerto/comm/action_log.h"
 #include "concerto/comm/local/local_world.h"
 #include "concerto/comm/operation.h"
+#include "concerto/comm/random_delays.h"
 
 namespace concerto {
 
@@ -65,8 +65,8 @@ class WorldState {
   std::atomic<bool> aborted_{false};
   std::atomic<int> working_{0};
   std::vector<std::atomic<bool>> ended_;
-  std::vector<uint64_t> delays_;  // drawn so far, by rank
-  mutable std::mutex mutex_;      // taken before that of a group
+  std::vector<RandomDelays> delays_;  // by rank
+  mutable std::mutex mutex_;          // taken before that of a group
   std::condition_variable drained_;
   std::vector<LocalGroup*> groups_;
   std::vector<Last> last_;  // by rank

@@ -37,4 +37,7 @@ CommPatience::~CommPatience() { patience = around_; }
 
 double CommPatience::seconds() { return patience; }
 
+PeerError::PeerError(std::string where, int rank, const std::string& reason)
+    : Error(ErrorCode::kComm, std::move(where), fmt::format("rank {} ended the job: {}", rank, reason)), rank(rank) {}
+
 }  // namespace concerto
