@@ -231,7 +231,7 @@ Head make_head(int64_t tokens, int64_t hidden, int64_t vocab) {
   return s;
 }
 
-Body head_body(const Head& s, bool bias, bool gradient, double start = 0) {
+Body head_body(const Head& s, bool bias, bool gradient, double start = 0, Kind dx_kind = Kind::kCompute) {
   return [=](OpRun& r) {
     const int64_t T = s.tokens, H = s.hidden, V = s.vocab;
     const double logit = largest_row_norm(s.x, H) * largest_row_norm(s.w, H) + largest(s.bias),
@@ -250,7 +250,7 @@ Body head_body(const Head& s, bool bias, bool gradient, double start = 0) {
                             .scale = s.scale,
                             .loss_sum = r.inout("loss_sum", Kind::kF64, {1}, {s.loss_sum},
                                                 {.length = V, .norm = token * static_cast<double>(T + 1)}),
-                            .dx = gradient ? r.out("dx", Kind::kCompute, {T, H}, dx, 2) : View{},
+                            .dx = gradient ? r.out("dx", dx_kind, {T, H}, dx, 2) : View{},
                             .dw = gradient ? r.inout("dw", Kind::kStat, {V, H}, from(s.dw, V * H), dw) : View{},
                             .db = gradient && bias ? r.inout("db", Kind::kStat, {V}, from(s.db, V), dw) : View{},
                             .token_loss = r.out("token_loss", Kind::kStat, {T}, {.length = V, .norm = token}),
@@ -267,6 +267,16 @@ TEST_P(HeadLossOp, LossAndGradient) {
         SCOPED_TRACE(fmt::format("{} x {} x {}, bias {}, gradient {}", tokens, hidden, vocab, bias, gradient));
         check_op(GetParam(), head_body(make_head(tokens, hidden, vocab), bias, gradient, 0.5));
       }
+}
+
+// A share of a sum over ranks stays in the stat type: rounded, it is what the compute type gets.
+TEST_P(HeadLossOp, GradientInTheStatType) {
+  const Head s = make_head(11, 33, 17);
+  check_op(GetParam(), head_body(s, true, true, 0.5, Kind::kStat));
+  const auto dx = [&](Kind kind) {
+    return run_op(backend(), type(), type(), 2, head_body(s, true, true, 0.5, kind)).at("dx").values;
+  };
+  EXPECT_TRUE(same_bits(rounded(dx(Kind::kStat), type()), dx(Kind::kCompute)));
 }
 
 // A vocabulary that gives chunks of 64 tokens: both chunks at once give what one after the other gives, bit for bit.

@@ -53,6 +53,27 @@ TEST(TokenExchange, PartsLieRankAfterRank) {
   });
 }
 
+TEST(TokenExchange, UnitsHaveAnyNumberOfRowsARank) {
+  run_local_ranks(3, [](Communicator& world) {
+    DataRowExchange exchange(world);
+    for (const auto& counts : {std::vector<int64_t>{2, 0, 3}, std::vector<int64_t>{0, 4, 1}}) {
+      const int64_t own = counts[static_cast<size_t>(world.rank())];
+      exchange.share_counts(own);
+      ASSERT_EQ(exchange.total(), 5);
+      int64_t first = 0;
+      for (int r = 0; r < world.rank(); ++r) first += counts[static_cast<size_t>(r)];
+      EXPECT_EQ(exchange.begin(), first);
+      std::vector<float> a, b;
+      const View mine = matrix(a, own, 2), all = matrix(b, 5, 2);
+      for (int64_t i = 0; i < own * 2; ++i)
+        a[static_cast<size_t>(i)] = static_cast<float>(value(first + i / 2, i % 2, 0));
+      exchange.gather({}, mine, all);
+      for (int64_t i = 0; i < 10; ++i) EXPECT_EQ(b[static_cast<size_t>(i)], value(i / 2, i % 2, 0));
+    }
+    EXPECT_EQ(exchange.first(), world.rank() == 0);
+  });
+}
+
 TEST(TokenExchange, SendsNothingInADryRun) {
   run_local_ranks(2, [](Communicator& world) {
     const GroupTokenExchange exchange(world);
