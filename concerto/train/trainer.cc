@@ -15,6 +15,8 @@
 namespace concerto {
 namespace {
 
+constexpr double kSecondsForFiles = 3600;
+
 BatchSourceOptions source_options(const RunConfig& c, bool valid) {
   const ModelConfig& m = c.model.config;
   return {.sources = valid ? c.data.valid : c.data.train,
@@ -52,6 +54,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
               .starving_below = config_.monitor.starving_below,
               .collapsed_below = config_.monitor.collapsed_below,
               .experts_per_token = config_.model.config.moe_k}) {
+  const CommPatience patience(kSecondsForFiles);  // the lead may look through large checkpoints
   check_memory(of_all_ranks(engine_.predicted_bytes() + batch_bytes()), read_available_memory());  // not yet touched
   if (world_) owned_ = owned_tensors(engine_.store().specs(), *groups);
   const std::string from = resume_path();
