@@ -140,11 +140,13 @@ TEST_F(MpiFailures, ASilentPeerIsNamedAtTheDeadline) {
 
 TEST_F(MpiFailures, AWaitingPeerIsToldFromAHangingOne) {
   if (test_world().communicator().size() < 3) GTEST_SKIP() << "takes three";
-  const std::string error = error_of(quick(0.5), [](Communicator& comm) {
+  MpiOptions options = quick(2);  // wide, so that a loaded machine sees the same order
+  options.watch_seconds = 0.4;
+  const std::string error = error_of(options, [](Communicator& comm) {
     const auto pair = comm.split(comm.rank() == 0 ? -1 : 0, 0, "others");
-    if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(3500));
     const CommScope scope("gather", 7, 2);
-    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
     if (comm.rank() != 0) pair->barrier();
     comm.barrier();
   });

@@ -311,19 +311,24 @@ std::vector<int> MpiTransfer::missing() const {
   return ranks;
 }
 
-void MpiTransfer::cancel() {
-  const double give_up = steady_seconds() + 0.2;
+void MpiTransfer::cancel_receives(double give_up) {
+  for (size_t i = index(size_ * kWindow); i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    MPI_Cancel(&requests_[i]);
+    for (int ended = 0; !ended && steady_seconds() < give_up;) MPI_Test(&requests_[i], &ended, MPI_STATUS_IGNORE);
+  }
+}
+
+bool MpiTransfer::sends_pending() {
+  int all_ended = 1;
+  MPI_Testall(size_ * kWindow, requests_.data(), &all_ended, MPI_STATUSES_IGNORE);
+  return !all_ended;
+}
+
+void MpiTransfer::release() {
   for (size_t i = 0; i < requests_.size(); ++i) {
-    MPI_Request& request = requests_[i];
     slots_[i].state = SlotState::kFree;
-    if (request == MPI_REQUEST_NULL) continue;
-    if (static_cast<int>(i) / kWindow >= size_) {
-      MPI_Cancel(&request);
-      for (int ended = 0; !ended && steady_seconds() < give_up;) MPI_Test(&request, &ended, MPI_STATUS_IGNORE);
-    }
-    // A send cannot be cancelled; without its receiver it stays unread.
-    if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
-    request = MPI_REQUEST_NULL;
+    if (requests_[i] != MPI_REQUEST_NULL) MPI_Request_free(&requests_[i]);
   }
   flying_ = 0;
   done_ = true;

@@ -28,8 +28,12 @@ class MpiTransfer {
   bool done() const { return done_; }
   // Others whose data is missing, or who have not taken theirs; empty if that cannot be known (barrier).
   std::vector<int> missing() const;
-  // After an abort: nothing is under way any more.
-  void cancel();
+  // After an abort, in this order: no receive is under way any more (nor later than `give_up`, steady_seconds()) ...
+  void cancel_receives(double give_up);
+  // ... do peers still read sends? (A send cannot be cancelled: it ends, or its peer has cancelled the receive.) ...
+  bool sends_pending();
+  // ... all is over.
+  void release();
 
  private:
   static constexpr int kWindow = 4;

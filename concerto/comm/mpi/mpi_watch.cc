@@ -116,14 +116,18 @@ void MpiWatch::send(int to, const Message& message) {
 }
 
 void MpiWatch::poll() {
+  read_channel();
+  for (MpiTransfer* transfer : transfers_)
+    if (!transfer->done()) transfer->advance();
+}
+
+void MpiWatch::read_channel() {
   int came = 0;
   while (check_mpi(MPI_Test(&listening_, &came, MPI_STATUS_IGNORE), "MPI_Test"), came) {
     const Message message = incoming_;
     listen();
     handle(message);
   }
-  for (MpiTransfer* transfer : transfers_)
-    if (!transfer->done()) transfer->advance();
 }
 
 void MpiWatch::handle(const Message& message) {
@@ -133,8 +137,13 @@ void MpiWatch::handle(const Message& message) {
     reason_ = message.text;
     return;
   }
+  if (message.kind == Kind::kLeft) {
+    ++left_;
+    return;
+  }
+  if (aborted()) return;
   if (message.kind == Kind::kAnswer) {
-    answers_[index(message.from)] = {message.group, message.count, message.text};
+    answers_[index(message.from)] = {message.group, message.count, steady_seconds(), message.text};
     return;
   }
   Message answer;
@@ -184,6 +193,15 @@ void MpiWatch::ask(const Group& group) {
     if (rank != rank_) send(rank, message);
 }
 
+// A rank that waits answers every question; one whose answer is old does something else by now.
+std::string MpiWatch::state_of(const Answer& answer) const {
+  const std::string silent = "it does not answer: it computes, hangs or is gone";
+  if (answer.text.empty()) return silent;
+  const double age = steady_seconds() - answer.seconds;
+  if (age <= 3 * options_.watch_seconds) return answer.text;
+  return fmt::format("{}; {:.1f} s ago: {}", silent, age, answer.text);
+}
+
 std::string MpiWatch::tell(const Group& group, const std::vector<int>& ranks, int64_t count) const {
   std::string text;
   for (const int r : ranks) {
@@ -193,8 +211,7 @@ std::string MpiWatch::tell(const Group& group, const std::vector<int>& ranks, in
     const bool came = count > 0 && answer.group == group.id && answer.count >= count;
     if (came && std::ssize(ranks) == std::ssize(group.world_ranks)) continue;
     text += fmt::format("{}rank {} {} ({})", text.empty() ? "" : "; ", world_rank,
-                        came ? "has come, but its data has not" : "has not come",
-                        answer.text.empty() ? "it does not answer: it computes, hangs or is gone" : answer.text);
+                        came ? "has come, but its data has not" : "has not come", state_of(answer));
   }
   return text;
 }
@@ -211,21 +228,37 @@ void MpiWatch::abort(const std::string& why) {
     std::strncpy(message.text, why.c_str(), sizeof(message.text) - 1);
     for (int r = 0; r < size_; ++r)
       if (r != rank_) send(r, message);
-    // What MPI has taken must also leave this process.
-    const double give_up = steady_seconds() + 0.3;
-    const auto gone = [](Sent& sent) {
-      int ended = 1;
-      if (sent.request != MPI_REQUEST_NULL) MPI_Test(&sent.request, &ended, MPI_STATUS_IGNORE);
-      return ended != 0;
-    };
-    while (!std::all_of(sent_.begin(), sent_.end(), gone) && steady_seconds() < give_up)
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   cancel_all();
 }
 
+// The memory of this rank's operations must be its own when this returns. Its receives are cancelled; a send that a peer
+// has matched must end, and the others when that peer has cancelled its receives too. Who hangs is not waited for.
 void MpiWatch::cancel_all() {
-  for (MpiTransfer* transfer : transfers_) transfer->cancel();
+  constexpr double kPatience = 1;
+  const double give_up = steady_seconds() + kPatience;
+  for (MpiTransfer* transfer : transfers_) transfer->cancel_receives(give_up);
+  if (!has_left_) {
+    has_left_ = true;
+    Message message;
+    message.kind = Kind::kLeft;
+    message.from = rank_;
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) send(r, message);
+  }
+  const auto on_its_way = [](Sent& sent) {  // what MPI has taken must also leave this process
+    int ended = 1;
+    if (sent.request != MPI_REQUEST_NULL) MPI_Test(&sent.request, &ended, MPI_STATUS_IGNORE);
+    return !ended;
+  };
+  const auto pending = [](MpiTransfer* transfer) { return transfer->sends_pending(); };
+  while (steady_seconds() < give_up &&
+         (std::any_of(sent_.begin(), sent_.end(), on_its_way) ||
+          (left_ < size_ - 1 && std::any_of(transfers_.begin(), transfers_.end(), pending)))) {
+    read_channel();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  for (MpiTransfer* transfer : transfers_) transfer->release();
   transfers_.clear();
 }
 

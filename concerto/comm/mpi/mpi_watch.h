@@ -81,13 +81,13 @@ class MpiWatch {
   [[noreturn]] void fail(const std::string& where, const std::string& what, const std::string& fix);
 
  private:
-  enum class Kind : int32_t { kAbort, kState, kAnswer };
+  enum class Kind : int32_t { kAbort, kLeft, kState, kAnswer };
   struct Message {
     Kind kind = Kind::kAbort;
     int32_t from = 0;
     uint64_t group = 0, hash = 0;
     int64_t count = 0;
-    char text[472] = {};
+    char text[984] = {};
   };
   struct Sent {
     Message message;
@@ -96,13 +96,16 @@ class MpiWatch {
   struct Answer {
     uint64_t group = 0;
     int64_t count = 0;
-    std::string text;
+    double seconds = 0;  // when it came, steady_seconds()
+    std::string text;    // empty: none yet
   };
 
+  std::string state_of(const Answer& answer) const;
   void listen();
   void send(int to, const Message& message);
   void handle(const Message& message);
   void compare(const Message& message, const Group& group);
+  void read_channel();
   void cancel_all();
 
   const MpiOptions options_;
@@ -117,6 +120,8 @@ class MpiWatch {
   std::vector<Answer> answers_;  // the last of each world rank
   int aborted_by_ = -1;
   std::string reason_;
+  int left_ = 0;            // others whose receives are cancelled
+  bool has_left_ = false;   // this rank's are
   std::string last_group_;  // what this rank asked for last
   Operation last_;
   int last_peer_ = -1;
