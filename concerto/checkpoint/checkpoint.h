@@ -69,8 +69,8 @@ struct CheckpointTensor {
 
 struct SaveOptions {
   int64_t max_shard_bytes = 4'000'000'000;
-  std::optional<DType> dtype;   // every tensor is converted to this on its way; none: as the views are
-  TensorProgress progress;      // of this rank; may be empty
+  std::optional<DType> dtype;  // every tensor is converted to this on its way; none: as the views are
+  TensorProgress progress;     // of this rank; may be empty
   Communicator* world = nullptr;
   const ModelConfig* model = nullptr;  // if given, the weights must be this model's, all of them
   SavePlan* plan = nullptr;            // kept by the caller from one save to the next; null: made anew

@@ -125,7 +125,8 @@ void load_checkpoint(const std::string& path, CheckpointMeta& meta, std::span<co
   reports.agree(open, [&](const std::vector<std::string>& manifests) {
     for (size_t rank = 1; rank < manifests.size(); ++rank)
       if (manifests[rank] != manifests[0])
-        throw Error(ErrorCode::kCheckpoint, path, fmt::format("rank {} finds another checkpoint there than rank 0", rank),
+        throw Error(ErrorCode::kCheckpoint, path,
+                    fmt::format("rank {} finds another checkpoint there than rank 0", rank),
                     "Choose a run.dir that all ranks share.");
     return std::string();
   });

@@ -67,8 +67,8 @@ const SafetensorsFile& CheckpointReader::open_file(size_t number) const {
   auto open = as_checkpoint_error([&] { return std::make_unique<SafetensorsFile>(path); });
   const auto step = open->metadata().find(kStepKey);
   if (step != open->metadata().end() && step->second != std::to_string(meta_.step))
-    throw fault(path, fmt::format("is of another checkpoint: of step {}, where this one is of {}", step->second,
-                                  meta_.step));
+    throw fault(path,
+                fmt::format("is of another checkpoint: of step {}, where this one is of {}", step->second, meta_.step));
   if (open->bytes() != file.bytes || open->header_hash() != file.header_hash)
     throw fault(path, "is damaged or of another checkpoint: its size or header does not match the manifest");
   for (const auto& [t, s] : file.slices) {

@@ -49,7 +49,8 @@ void collect(const SavePlan& plan, const std::vector<std::string>& texts, Manife
       manifest.tensors.push_back({s.name, s.shape, s.dtype, s.expert, s.box, s.file, report["hashes"][i]});
     }
     for (size_t i = 0; i < report["files"].size(); ++i)
-      manifest.files.push_back({plan.file_names()[manifest.files.size()], report["files"][i][0], report["files"][i][1]});
+      manifest.files.push_back(
+          {plan.file_names()[manifest.files.size()], report["files"][i][0], report["files"][i][1]});
   }
 }
 

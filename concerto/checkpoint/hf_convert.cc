@@ -87,8 +87,7 @@ ImportResult import_hf_folder(const std::string& hf_dir, const std::string& run_
   meta.weights_only = true;
   if (!tokenizer_files(hf_dir).empty()) meta.tokenizer = hf_dir;
   StagedDirectory staged(run_dir);
-  save_checkpoint(staged.path(), meta, tensors,
-                  {.dtype = DType::kF32, .progress = progress, .model = &model});
+  save_checkpoint(staged.path(), meta, tensors, {.dtype = DType::kF32, .progress = progress, .model = &model});
   staged.commit();
   result.checkpoint = checkpoint_path(run_dir, 0);
   return result;

@@ -106,9 +106,9 @@ const SafetensorsEntry& HfWeights::require(const std::string& name, const Shape&
   const SafetensorsEntry* entry = find(name);
   if (!entry) throw Error(ErrorCode::kModel, dir_, "tensor " + json_quote(name) + " is missing");
   if (!(entry->shape == shape))
-    throw Error(ErrorCode::kModel, dir_,
-                fmt::format("tensor {} has shape {}, the config wants {}", json_quote(name), entry->shape.str(),
-                            shape.str()));
+    throw Error(
+        ErrorCode::kModel, dir_,
+        fmt::format("tensor {} has shape {}, the config wants {}", json_quote(name), entry->shape.str(), shape.str()));
   return *entry;
 }
 

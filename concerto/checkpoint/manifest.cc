@@ -91,7 +91,9 @@ Json tensor_json(const ManifestTensor& tensor, const std::string& file) {
 }
 
 void parse_slice(const nlohmann::json& slice, int64_t dim, int64_t format, const Reader& in, Box& box) {
-  const auto position = [](const nlohmann::json& x) { return x.is_number_unsigned() && x.get<uint64_t>() <= INT64_MAX; };
+  const auto position = [](const nlohmann::json& x) {
+    return x.is_number_unsigned() && x.get<uint64_t>() <= INT64_MAX;
+  };
   if (!slice.is_array() || slice.size() != 2 || !position(slice[0]) || !position(slice[1]))
     in.fail("has a slice that is not a list of [begin, end]");
   const int64_t begin = slice[0].get<int64_t>(), end = slice[1].get<int64_t>();

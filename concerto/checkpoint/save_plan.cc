@@ -171,9 +171,9 @@ void check_complete(const std::vector<Part>& parts, const SaveRules& rules) {
     CHECK(have == want, "{} bytes of {}", have, want);
     return;
   }
-  throw Error(ErrorCode::kCheckpoint, fmt::format("the shards of {} rank{}", parts.size(), parts.size() == 1 ? "" : "s"),
-              faults.text(fmt::format("do not make up the model: {} bytes of {}", have, want)),
-              "\nNothing was written.");
+  throw Error(
+      ErrorCode::kCheckpoint, fmt::format("the shards of {} rank{}", parts.size(), parts.size() == 1 ? "" : "s"),
+      faults.text(fmt::format("do not make up the model: {} bytes of {}", have, want)), "\nNothing was written.");
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ class SavePlan {
   void make(std::span<const NamedTensor> tensors, const SaveRules& rules, const RankReports& reports);
   bool fits(std::span<const NamedTensor> tensors, const SaveRules& rules) const;  // was it made of these?
 
-  const std::vector<File>& files() const { return files_; }  // of this rank
+  const std::vector<File>& files() const { return files_; }              // of this rank
   const std::vector<std::string>& file_names() const { return names_; }  // of all ranks, rank by rank
   // On rank 0: what every rank writes, in the order in which it writes.
   const std::vector<std::vector<Slice>>& slices() const { return slices_; }

@@ -82,8 +82,7 @@ TEST_P(LayoutGolden, Agrees) {
   compare_if("aux_loss", {first.aux_loss});
   compare_if("total_loss", {first.total_loss});
   compare_if("grad_norm", {first.grad_norm});
-  for (size_t m = 0; m < first.mtp_losses.size(); ++m)
-    compare_if(fmt::format("mtp_loss.{}", m), {first.mtp_losses[m]});
+  for (size_t m = 0; m < first.mtp_losses.size(); ++m) compare_if(fmt::format("mtp_loss.{}", m), {first.mtp_losses[m]});
   size_t gradients = 0;
   for (const auto& [name, values] : once.first_gradients) {
     gradients += golden_.has("grad." + name);

@@ -14,7 +14,9 @@ struct Kind {
   std::vector<Layout> layouts;
 };
 
-Layout pipeline(const char* schedule, int pp, int vpp = 1) { return {.mesh = {.pp = pp}, .vpp = vpp, .schedule = schedule}; }
+Layout pipeline(const char* schedule, int pp, int vpp = 1) {
+  return {.mesh = {.pp = pp}, .vpp = vpp, .schedule = schedule};
+}
 
 std::vector<Kind> kinds() {
   std::vector<Kind> all;
@@ -201,7 +203,8 @@ std::string OracleRow::name() const {
   std::string text = fmt::format("{} {} {} m{}", model, router.empty() ? "-" : router, layout.name(), micro_batches);
   if (optimizer == OptimizerName::kLamb) text += " lamb";
   if (unit != RoutingUnit::kMicroBatch) text += unit == RoutingUnit::kGlobal ? " global" : " sequence";
-  if (average != LossAverage::kTokens) text += average == LossAverage::kMicroBatches ? " micro_batches" : " token_balance";
+  if (average != LossAverage::kTokens)
+    text += average == LossAverage::kMicroBatches ? " micro_batches" : " token_balance";
   if (dtype != "f64") text += " " + dtype;
   if (biases) text += " biases";
   if (no_targets) text += " no_targets";
@@ -255,8 +258,8 @@ std::vector<OracleRow> oracle_rows() {
 }
 
 const std::vector<std::string>& oracle_kinds() {
-  static const std::vector<std::string> names = {"zero0",       "zero1",         "tp",          "1f1b", "zero_bubble",
-                                                 "zero_bubble_v", "interleaved", "ep", "etp", "mixed"};
+  static const std::vector<std::string> names = {"zero0",         "zero1",       "tp", "1f1b", "zero_bubble",
+                                                 "zero_bubble_v", "interleaved", "ep", "etp",  "mixed"};
   return names;
 }
 

@@ -14,7 +14,8 @@ thread_local double flops_here = 0;
 const Backend* counted = nullptr;  // whose kernels do the work
 
 void count(const Context& ctx, int64_t rows, View w) {
-  if (!ctx.dry_run) flops_here += 2.0 * static_cast<double>(rows * w.shape[w.shape.rank() - 1] * w.shape[w.shape.rank() - 2]);
+  if (!ctx.dry_run)
+    flops_here += 2.0 * static_cast<double>(rows * w.shape[w.shape.rank() - 1] * w.shape[w.shape.rank() - 2]);
 }
 int64_t routed(const Context& ctx, View offsets) { return ctx.dry_run ? 0 : offsets.as<int32_t>()[offsets.dim(0) - 1]; }
 

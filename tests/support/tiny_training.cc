@@ -101,7 +101,8 @@ std::vector<std::string> checkpoint_contents(const std::string& path) {
   std::vector<std::string> lines;
   const CheckpointReader reader(path);
   reader.verify();
-  for (const CheckpointTensor& t : reader.tensors()) lines.push_back(fmt::format("{} {:016x}", t.name, reader.tensor_hash(t)));
+  for (const CheckpointTensor& t : reader.tensors())
+    lines.push_back(fmt::format("{} {:016x}", t.name, reader.tensor_hash(t)));
   std::sort(lines.begin(), lines.end());
   return lines;
 }
