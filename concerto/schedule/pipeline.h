@@ -14,6 +14,8 @@
 // - A micro-batch takes a slot of its chunk when its activations are received (RF; without a receive: at F), and leaves
 //   it after its B or W. The slot that was left first is taken first; who takes it waits until the gradients that were
 //   sent from it (SB) have been received.
+// - Of neighbouring stages on one rank the later one has done its W first: it reads what the other has passed on where it
+//   lies, in the other's slot.
 // - What one rank sends another arrives in the order of the sends, activations and gradients each on a way of their own:
 //   with two chunks both may travel from one rank to another, in an order that is not that of their receives.
 // The validator plays all lists together by these rules, on a transport without buffers.

@@ -145,6 +145,13 @@ TEST(Pipeline, BugNamesRankAndAction) {
   std::swap(s.ranks[0][1], s.ranks[0][2]);
   std::swap(s.ranks[0][2], s.ranks[0][3]);
   has(s, "rank 1, action 0 RF0: what comes next from rank 0 is SF1");
+  // The turn of a V: chunk 1 reads what lies in chunk 0's slot, to its end.
+  s = built("zero_bubble_v", 2, 3);
+  auto& turn = s.ranks[1];
+  const auto late = std::find(turn.begin(), turn.end(), Action{ActionKind::kBackwardWeight, 0, 1});
+  const auto early = std::find(turn.begin(), turn.end(), Action{ActionKind::kBackwardWeight, 0, 0});
+  std::rotate(late, late + 1, early + 1);
+  has(s, "W0 comes before its cause W0.1");
   // More in flight than the name allows, with slots for all: 1f1b of two ranks has at most two.
   s = good;
   s.ranks = {};

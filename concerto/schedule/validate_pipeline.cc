@@ -77,8 +77,11 @@ class ListCheck {
         if (belongs(ActionKind::kRecvBackward, a.chunk)) return wants(ActionKind::kRecvBackward, a);
         return wants_neighbour(input, a, 1);
       case ActionKind::kSendBackward:
-      case ActionKind::kBackwardWeight:
         return wants(input, a);
+      case ActionKind::kBackwardWeight:
+        wants(input, a);
+        if (belongs(ActionKind::kRecvBackward, a.chunk)) return;
+        return wants_neighbour(ActionKind::kBackwardWeight, a, 1);  // which reads what lies in this slot
       case ActionKind::kRecvForward:
         return;
     }

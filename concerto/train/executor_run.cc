@@ -1,6 +1,7 @@
 // The one switch over actions, and what passes between pipeline stages.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "concerto/train/executor_state.h"
 
@@ -34,6 +35,9 @@ void Executor::run(const PipelineSchedule& schedule, std::span<const MicroBatch>
     chunk->slot_of.assign(micro_batches.size(), -1);
     chunk->backwards_left = schedule.micro_batches;
     for (auto& slot : chunk->slots) slot->micro_batch = -1;
+    chunk->left.resize(chunk->slots.size());
+    std::iota(chunk->left.begin(), chunk->left.end(), 0);
+    chunk->forwards_left = schedule.micro_batches;
     if (chunk->together && chunk->losses.pools()) clear_router_pool(chunk->together->pool);
   }
   for (const Action& a : schedule.ranks[static_cast<size_t>(options_.groups.pp_rank)]) {
@@ -60,7 +64,7 @@ void Executor::play(const PipelineSchedule& schedule, const Action& a, std::span
       bring_input(chunk, a.micro_batch, b);
       if (schedule.together) {
         // Together with the step's last.
-        if (a.micro_batch + 1 < schedule.micro_batches) break;
+        if (--chunk.forwards_left > 0) break;
         forward_together(chunk, schedule.micro_batches);
         for (int64_t m = 0; m < schedule.micro_batches; ++m)
           finish_forward(chunk, *chunk.slots[static_cast<size_t>(m)], output);
@@ -101,10 +105,13 @@ void Executor::play(const PipelineSchedule& schedule, const Action& a, std::span
 Executor::Slot& Executor::claim(Chunk& chunk, int32_t micro_batch, const MicroBatch& b) {
   int64_t& index = chunk.slot_of[static_cast<size_t>(micro_batch)];
   CHECK(index < 0, "micro-batch {} begins twice", micro_batch);
-  if (is_global())
+  if (is_global()) {
     index = micro_batch;
-  else
-    for (index = 0; chunk.slots.at(static_cast<size_t>(index))->micro_batch >= 0;) ++index;
+  } else {
+    CHECK(!chunk.left.empty(), "no slot is left for micro-batch {}", micro_batch);
+    index = chunk.left.front();
+    chunk.left.erase(chunk.left.begin());
+  }
   Slot& slot = *chunk.slots.at(static_cast<size_t>(index));
   for (CommTicket& sent : slot.sent_backward) sent.wait();
   slot.micro_batch = micro_batch;
@@ -213,6 +220,7 @@ void Executor::weights_done(Chunk& chunk, size_t unit) {
 void Executor::release(Chunk& chunk, Slot& slot, StepOutput& output) {
   finish_backward(chunk, slot, output);
   --chunk.backwards_left;
+  if (!is_global()) chunk.left.push_back(chunk.slot_of[static_cast<size_t>(slot.micro_batch)]);
   slot.micro_batch = -1;
 }
 

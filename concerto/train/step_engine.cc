@@ -70,14 +70,15 @@ ShardPlan shard_plan(const RunConfig& c, const MeshSizes& sizes, const MeshPlace
 }
 
 StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, double docs_per_row,
-                       bool poison, const RankGroups* groups)
+                       bool poison, const RankGroups* groups, std::vector<int> rank_of_expert)
     : config_(config), pool_(pool), groups_(groups), schedule_(step_schedule(config, mesh_of(groups))) {
   const ModelConfig& model = config.model.config;
   const TrainingSection& t = config.training;
   const DType compute = compute_dtype(t.dtype);
   check_backend(backend, compute);
   const MeshPlace place = groups ? groups->place() : MeshPlace{};
-  const ShardPlan plan = shard_plan(config, mesh_of(groups), place, schedule_);
+  ShardPlan plan = shard_plan(config, mesh_of(groups), place, schedule_);
+  plan.rank_of_expert = std::move(rank_of_expert);
   std::vector<TensorSpec> specs = tensor_specs(model, plan);
   const std::vector<uint8_t> updated = updated_tensors(specs, groups, config.parallel.zero);
   store_ = std::make_unique<ParameterStore>(
@@ -132,6 +133,13 @@ StepEngine::StepEngine(const RunConfig& config, const Backend& backend, ThreadPo
 }
 
 StepEngine::~StepEngine() = default;
+
+void StepEngine::set_schedule(PipelineSchedule schedule) {
+  validate_pipeline(schedule);
+  CHECK(schedule.slots == schedule_.slots && schedule.stages() == schedule_.stages() &&
+        schedule.micro_batches == schedule_.micro_batches && schedule.split == schedule_.split);
+  schedule_ = std::move(schedule);
+}
 
 void StepEngine::make_stages(const ShardPlan& plan) {
   StageLayout layout;

@@ -31,9 +31,9 @@ ShardPlan shard_plan(const RunConfig& config, const MeshSizes& sizes, const Mesh
 class StepEngine {
  public:
   // `docs_per_row`: documents of a usual row, which the predicted memory counts on. `groups`: of a parallel job, or
-  // null; all its ranks make their engine together.
+  // null; all its ranks make their engine together. `rank_of_expert`: as in ShardPlan.
   StepEngine(const RunConfig& config, const Backend& backend, ThreadPool& pool, double docs_per_row = 1,
-             bool poison = false, const RankGroups* groups = nullptr);
+             bool poison = false, const RankGroups* groups = nullptr, std::vector<int> rank_of_expert = {});
   ~StepEngine();
 
   // Forward, backward, norm, clipping and update on this data rank's micro-batches (dealt_micro_batches). Fills the
@@ -54,6 +54,8 @@ class StepEngine {
   ParameterStore& store() { return *store_; }
   Executor& executor() { return *executor_; }
   const PipelineSchedule& schedule() const { return schedule_; }
+  // Plays the same actions in another order from now on (checked). All ranks of the job set the same.
+  void set_schedule(PipelineSchedule schedule);
   const RankGroups* groups() const { return groups_; }
   GradientSync* sync() { return sync_.get(); }
   const std::vector<int>& moe_layers() const { return moe_layers_; }  // of the model, by layer number

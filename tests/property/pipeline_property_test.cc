@@ -169,6 +169,7 @@ class Machines {
       case Kind::kBackwardWeight:
         if (!s_.split || !did(Kind::kBackwardInput, v, m)) return fail("W too early");
         if (did(a.kind, v, m)) return fail("twice");
+        if (v + 1 < s_.stages() && s_.rank_of(v + 1) == r && !did(a.kind, v + 1, m)) return fail("slot is still read");
         leave(r, a.chunk, m);
         break;
       default:
@@ -279,7 +280,8 @@ PipelineSchedule random_order(const PipelineOptions& o, const Rng& rng, uint64_t
     const Kind kind = std::array{Kind::kForward, input, Kind::kBackwardWeight}[rng.below(draw++, s.split ? 3 : 2)];
     if (did(kind, v, m)) continue;
     const int step = kind == Kind::kForward ? 1 : -1;
-    if (kind == Kind::kBackwardWeight ? !did(input, v, m)
+    const bool read = v + 1 < s.stages() && s.rank_of(v + 1) == s.rank_of(v) && !did(Kind::kBackwardWeight, v + 1, m);
+    if (kind == Kind::kBackwardWeight ? !did(input, v, m) || read
                                       : !has(kind, v - step, v, m) || (kind == input && !did(Kind::kForward, v, m)))
       continue;
     done.insert({kind, v, m});

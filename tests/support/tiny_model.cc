@@ -170,7 +170,8 @@ Distance distance(const Tensors& a, const Tensors& b) {
   for (const auto& [name, values] : a) {
     const auto it = b.find(name);
     const double d = it == b.end() ? INFINITY : distance(values, it->second);
-    if (!(d <= worst.value)) worst = {d, name};  // NaN is the worst
+    if (std::isnan(d)) return {d, name};
+    if (d > worst.value) worst = {d, name};
   }
   return worst;
 }
