@@ -44,12 +44,12 @@ struct Executor::Chunk {
   std::vector<std::unique_ptr<Slot>> slots;
   std::vector<int64_t> slot_of;  // [micro-batches of the step] slot index, -1: not in flight
   std::unique_ptr<Together> together;
-  std::vector<int64_t> left;           // free slots, the one left first in front
+  std::vector<int64_t> left;                      // free slots, the one left first in front
   int64_t forwards_left = 0, backwards_left = 0;  // of the step
-  bool forwarded = false;              // with `together`: all of them, in this step
-  int number = 0, next_number = 0;     // of this chunk on its rank, of the next stage on its
-  int prev_rank = -1, next_rank = -1;  // pipeline ranks of the neighbouring stages; -1: the model ends here
-  Chunk* prev = nullptr;               // the neighbours, where they are on this rank
+  bool forwarded = false;                         // with `together`: all of them, in this step
+  int number = 0, next_number = 0;                // of this chunk on its rank, of the next stage on its
+  int prev_rank = -1, next_rank = -1;             // pipeline ranks of the neighbouring stages; -1: the model ends here
+  Chunk* prev = nullptr;                          // the neighbours, where they are on this rank
   Chunk* next = nullptr;
   int64_t layers() const { return static_cast<int64_t>(stage.moe_layers().size()); }
   bool first() const { return prev_rank < 0; }
