@@ -40,11 +40,12 @@ struct RankWork {
 
 struct LayoutCost {
   // ---- Bytes held. Each run of fused tensors begins at a multiple of 64 elements, as in the parameter store.
-  int64_t weight_bytes = 0;    // masters: s a element of the rank's tensors (tensor_specs of its plan)
-  int64_t copy_bytes = 0;      // c a element of a matrix that is not kept in f32, where c < s; twice that packed
-  int64_t gradient_bytes = 0;  // s a element; zero 2: of the tensors it owns (arch/tensor_owners.h), of the greatest layer,
-                               // and of what is outside of layers
-  int64_t moment_bytes = 0;    // 2 moments a element; zero 1 and 2: of the tensors it owns
+  int64_t weight_bytes = 0;  // masters: s a element of the rank's tensors (tensor_specs of its plan)
+  int64_t copy_bytes = 0;    // c a element of a matrix that is not kept in f32, where c < s; twice that packed
+  int64_t gradient_bytes =
+      0;  // s a element; zero 2: of the tensors it owns (arch/tensor_owners.h), of the greatest layer,
+          // and of what is outside of layers
+  int64_t moment_bytes = 0;  // 2 moments a element; zero 1 and 2: of the tensors it owns
 
   // ---- FLOPs of matrix products, forward and backward: 2 a weight and row for each of forward, gradient of the input and
   // gradient of the weight; one more where forward runs again (recompute: MLP and MoE halves; full: attention too).

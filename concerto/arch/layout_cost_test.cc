@@ -138,10 +138,13 @@ TEST(LayoutCost, RanksShareTheModelAndItsWork) {
       EXPECT_NEAR(all.head_flops, one.head_flops, 1e-9 * one.head_flops);
       const double spare = 0.02 * static_cast<double>(one.moment_bytes);  // vectors begin at a multiple of 64
       EXPECT_NEAR(all.moment_bytes, zero == 0 ? 2 * all.weight_bytes : one.moment_bytes, spare);
-      if (zero < 2) EXPECT_NEAR(all.gradient_bytes, all.weight_bytes, spare);
-      if (zero == 2) EXPECT_GT(all.gradient_bytes, all.moment_bytes / 2);  // and a layer and what is outside of layers
+      if (zero < 2) {
+        EXPECT_NEAR(all.gradient_bytes, all.weight_bytes, spare);
+      } else {
+        EXPECT_GT(all.gradient_bytes, all.moment_bytes / 2);  // and a layer and what is outside of layers
+      }
       // Every copy of a gradient but the owner's travels once (zero 2: in every micro-batch), and its sum back as often.
-      const auto sums = static_cast<int64_t>(zero < 2 ? 1 : kMicroBatches.size());
+      const auto sums = zero < 2 ? 1 : std::ssize(kMicroBatches) / s.dp;
       EXPECT_EQ(all.reduce_to_owners_bytes, sums * all.broadcast_bytes);
     }
   }
