@@ -144,7 +144,7 @@ TEST(LayoutCost, RanksShareTheModelAndItsWork) {
         EXPECT_GT(all.gradient_bytes, all.moment_bytes / 2);  // and a layer and what is outside of layers
       }
       // Every copy of a gradient but the owner's travels once (zero 2: in every micro-batch), and its sum back as often.
-      const auto sums = zero < 2 ? 1 : static_cast<int64_t>(kMicroBatches.size()) / s.dp;
+      const auto sums = zero < 2 ? 1 : std::ssize(kMicroBatches) / s.dp;
       EXPECT_EQ(all.reduce_to_owners_bytes, sums * all.broadcast_bytes);
     }
   }

@@ -15,7 +15,7 @@ std::vector<int64_t> micro_batch_tokens(const RunConfig& c, const MeshSizes& siz
                                         const PipelineSchedule& schedule) {
   const TrainingSection& t = c.training;
   const int64_t rows = std::min(t.micro_batch_size, t.global_batch_size);
-  const Part dealt = dealt_micro_batches(micro_batches_of(c), sizes.dp, dp_rank);
+  const Part dealt = dealt_micro_batches(micro_batches(c.training), sizes.dp, dp_rank);
   std::vector<int64_t> tokens;
   for (int64_t m = dealt.begin; m < dealt.end(); ++m)
     tokens.push_back(std::min(rows, t.global_batch_size - m * rows) * t.seq_length);

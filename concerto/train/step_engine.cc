@@ -42,14 +42,13 @@ Part dealt_micro_batches(int64_t micro_batches, int64_t dp, int64_t dp_rank) {
   return {each * dp_rank + std::min(dp_rank, more), each + (dp_rank < more)};
 }
 
-int64_t micro_batches_of(const RunConfig& c) { return (c.training.global_batch_size + rows_of(c) - 1) / rows_of(c); }
 
 PipelineSchedule step_schedule(const RunConfig& c, const MeshSizes& sizes) {
   PipelineSchedule schedule =
       build_pipeline({.name = c.parallel.schedule,
                       .pp = sizes.pp,
                       .vpp = static_cast<int>(c.parallel.vpp),
-                      .micro_batches = dealt_micro_batches(micro_batches_of(c), sizes.dp, 0).count,
+                      .micro_batches = dealt_micro_batches(micro_batches(c.training), sizes.dp, 0).count,
                       .together = c.training.routing_unit == RoutingUnit::kGlobal});
   validate_pipeline(schedule);
   return schedule;

@@ -19,8 +19,6 @@ namespace concerto {
 MicroBatch empty_micro_batch();  // of no tokens
 // The micro-batches of a step that a data rank works on: the first ranks take what does not divide.
 Part dealt_micro_batches(int64_t micro_batches, int64_t dp, int64_t dp_rank);
-// Micro-batches of a step, of the config's size, the last may be smaller.
-int64_t micro_batches_of(const RunConfig& config);
 
 // The pipeline schedule of a rank with `dp` data ranks, checked.
 PipelineSchedule step_schedule(const RunConfig& config, const MeshSizes& sizes);

@@ -40,7 +40,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
       start_time_(steady_seconds()),
       screen_(screen),
       world_(groups ? &groups->world() : nullptr),
-      dealt_(dealt_micro_batches(micro_batches_of(config_), groups ? groups->mesh().sizes().dp : 1,
+      dealt_(dealt_micro_batches(micro_batches(config_.training), groups ? groups->mesh().sizes().dp : 1,
                                  groups ? groups->place().dp : 0)),
       folder_(leads() ? std::make_unique<RunFolder>(config_) : nullptr),
       progress_({.fd = ::fileno(screen), .style = style, .log_every_steps = config_.monitor.log_every_steps}),

@@ -22,7 +22,7 @@ std::vector<std::vector<MicroBatch>> random_steps(const RunConfig& c, int steps)
   std::vector<std::vector<MicroBatch>> all(static_cast<size_t>(steps));
   const int length = static_cast<int>(c.training.seq_length);
   for (size_t s = 0; s < all.size(); ++s)
-    for (int64_t m = 0; m < micro_batches_of(c); ++m)
+    for (int64_t m = 0; m < micro_batches(c.training); ++m)
       all[s].push_back(random_batch(c.model.config, Rows(static_cast<size_t>(c.training.micro_batch_size), {length}),
                                     100 * s + static_cast<uint64_t>(m)));
   return all;
