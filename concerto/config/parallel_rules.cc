@@ -118,6 +118,18 @@ const std::vector<R>& parallel_rules() {
              c.parallel.pp);
        },
        "Set it to 1, or pp to 1"},
+      {{"optimizer.moments_dtype", "parallel.tp", "parallel.etp"},
+       "`moments_dtype: bf16` only with tp = 1 and etp = 1",
+       [](const RunConfig& c) {
+         return c.optimizer.moments_dtype != "bf16" || (c.parallel.tp == 1 && c.parallel.etp == 1);
+       },
+       [](const RunConfig& c) {
+         return fmt::format(
+             "bf16 with tensors cut among ranks (tp {}, etp {}): the draws that round moments are numbered by an "
+             "element's place in a whole tensor",
+             c.parallel.tp, c.parallel.etp);
+       },
+       "Set it to f32, or tp and etp to 1"},
       {{"parallel.vpp", "parallel.schedule", "parallel.pp"},
        "`vpp` > 1 with `schedule: interleaved`, which needs it where pp > 1 (zero_bubble_v always has 2)",
        [](const RunConfig& c) { return schedule_takes_vpp(c.parallel); },

@@ -215,6 +215,8 @@ model: {num_hidden_layers: 12, hidden_size: 96, num_attention_heads: 6, num_key_
       {"etp: 9", {"parallel.etp: 9 tensor parallel ranks inside an expert, but the model's experts are 8 wide"}},
       {"zero: 3", {"parallel.zero: 3 is out of range"}},
       {"zero: 2, pp: 3", {"parallel.zero: stage 2 with 3 pipeline stages"}},
+      {"tp: 2}\noptimizer: {moments_dtype: bf16",
+       {"optimizer.moments_dtype: bf16 with tensors cut among ranks (tp 2, etp 1)"}},
       {"vpp: 2", {"parallel.vpp: 2 virtual stages a rank do not go with schedule 1f1b on 1 pipeline ranks"}},
       {"vpp: 2, pp: 2, schedule: zero_bubble", {"do not go with schedule zero_bubble"}},
       {"vpp: 3, pp: 2, schedule: zero_bubble_v", {"do not go with schedule zero_bubble_v"}},
