@@ -1,7 +1,6 @@
 // The training loop on tiny models and data: what a user sees of a run, of its end and of going on.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -41,13 +40,8 @@ class Training : public ::testing::Test {
   }
   RunConfig config(const std::string& dir = "run") const { return tiny_run_config(work_, dir); }
 
-  // A folder as a run that was killed after `step` leaves it: the checkpoints up to there, and rows beyond.
   void copy_killed_run(const std::string& from, const std::string& to, int64_t step) const {
-    fs::create_directories(work_ / to);
-    for (const char* file : {"config.yaml", "metrics.jsonl", "expert_load.bin"})
-      fs::copy_file(work_ / from + "/" + file, work_ / to + "/" + file);
-    for (const CheckpointInfo& c : list_checkpoints(work_ / from))
-      if (c.step <= step) fs::copy(c.path, checkpoint_path(work_ / to, c.step), fs::copy_options::recursive);
+    work_.copy_killed_run(from, to, step);
   }
   void expect_same_run(const std::string& a, const std::string& b, int64_t last) const {
     EXPECT_EQ(metrics_rows(work_ / a), metrics_rows(work_ / b));
@@ -581,24 +575,6 @@ TEST_F(Training, SkippingForEverEnds) {
 }
 
 // ---- A full disk.
-
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    handler_ = ::signal(SIGXFSZ, SIG_IGN);
-    const rlimit now{bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &now);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    ::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit before_{};
-  sighandler_t handler_;
-};
 
 TEST_F(Training, AFullDiskStopsNoTrainingAndTheLastGoodCheckpointStays) {
   train(config("whole"));

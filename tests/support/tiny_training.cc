@@ -45,6 +45,26 @@ std::string Workplace::write_data_with_odd_documents(const std::string& name, in
   return *this / name;
 }
 
+void Workplace::copy_killed_run(const std::string& from, const std::string& to, int64_t step) const {
+  fs::create_directories(*this / to);
+  for (const char* file : {"config.yaml", "metrics.jsonl", "expert_load.bin"})
+    fs::copy_file(*this / from + "/" + file, *this / to + "/" + file);
+  for (const CheckpointInfo& c : list_checkpoints(*this / from))
+    if (c.step <= step) fs::copy(c.path, checkpoint_path(*this / to, c.step), fs::copy_options::recursive);
+}
+
+FileSizeLimit::FileSizeLimit(rlim_t bytes) {
+  ::getrlimit(RLIMIT_FSIZE, &before_);
+  handler_ = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit now{bytes, before_.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &now);
+}
+
+FileSizeLimit::~FileSizeLimit() {
+  ::setrlimit(RLIMIT_FSIZE, &before_);
+  ::signal(SIGXFSZ, handler_);
+}
+
 RunConfig tiny_run_config(const Workplace& work, const std::string& dir) {
   RunConfig c;
   c.run.dir = work / dir;

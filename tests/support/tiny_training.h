@@ -1,6 +1,9 @@
 // A run folder with small data beside it, and what a finished run left there.
 #pragma once
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <string>
 #include <vector>
 
@@ -18,6 +21,19 @@ class Workplace : public TestFolder {
   std::string write_data(const std::string& name, int documents, uint64_t seed, double noise = 0.1) const;
   // Documents of one token repeated, a row of 32 each, but those in [begin, end) are noise.
   std::string write_data_with_odd_documents(const std::string& name, int documents, int begin, int end) const;
+  // A folder as a run that was killed after `step` leaves it: the checkpoints up to there, and rows beyond.
+  void copy_killed_run(const std::string& from, const std::string& to, int64_t step) const;
+};
+
+// Inside its life no file of this process grows beyond `bytes`, as on a full disk.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes);
+  ~FileSizeLimit();
+
+ private:
+  rlimit before_{};
+  sighandler_t handler_;
 };
 
 constexpr int64_t kDocumentTokens = 33;  // of write_data: a row of 32 tokens and the last one's target
