@@ -129,6 +129,7 @@ class Executor {
   void place_chunks(const PipelineSchedule& schedule);
   Slot& claim(Chunk& chunk, int32_t micro_batch, const MicroBatch& b);
   Slot& slot_of(Chunk& chunk, int32_t micro_batch);
+  RouterPool pool_of(const Chunk& chunk, const Slot& slot) const;
   View take_input(Slot& slot);
   void bring_input(Chunk& chunk, int32_t micro_batch, const MicroBatch& b);
   void receive_forward(Chunk& chunk, Slot& slot);

@@ -130,6 +130,11 @@ Executor::Slot& Executor::slot_of(Chunk& chunk, int32_t micro_batch) {
   return *chunk.slots[static_cast<size_t>(index)];
 }
 
+// The units of a micro-batch, or the one of the step.
+RouterPool Executor::pool_of(const Chunk& chunk, const Slot& slot) const {
+  return is_global() ? chunk.together->pool : slot.pool.rows(slot.tokens.units.offsets.dim(0) - 1);
+}
+
 View Executor::take_input(Slot& slot) {
   return slot.keep.take({slot.tokens.local.count, config().hidden_size}, store_.compute());
 }
@@ -142,8 +147,7 @@ void Executor::bring_input(Chunk& chunk, int32_t micro_batch, const MicroBatch& 
   Slot& before = slot_of(*chunk.prev, micro_batch);
   slot.input = before.acts.hidden;
   if (!chunk.losses.pools()) return;
-  const RouterPool &from = is_global() ? chunk.prev->together->pool : before.pool,
-                   &to = is_global() ? chunk.together->pool : slot.pool;
+  const RouterPool from = pool_of(*chunk.prev, before), to = pool_of(chunk, slot);
   copy_view(from.counts, to.counts);
   copy_view(from.sums, to.sums);
 }
@@ -153,7 +157,7 @@ void Executor::receive_forward(Chunk& chunk, Slot& slot) {
   slot.input = take_input(slot);
   CommTicket hidden = pp.start_recv(slot.input, chunk.prev_rank);
   if (slot.micro_batch >= 0 && chunk.losses.pools()) {
-    const RouterPool& pool = is_global() ? chunk.together->pool : slot.pool;
+    const RouterPool pool = pool_of(chunk, slot);
     pp.start_recv(pool.counts, chunk.prev_rank).wait();
     pp.start_recv(pool.sums, chunk.prev_rank).wait();
   }
@@ -164,7 +168,7 @@ void Executor::send_forward(Chunk& chunk, Slot& slot) {
   Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.next_number)].forward;
   slot.sent_forward[0] = pp.start_send(slot.acts.hidden, chunk.next_rank);
   if (!chunk.losses.pools()) return;
-  const RouterPool& pool = is_global() ? chunk.together->pool : slot.pool;
+  const RouterPool pool = pool_of(chunk, slot);
   slot.sent_forward[1] = pp.start_send(pool.counts, chunk.next_rank);
   slot.sent_forward[2] = pp.start_send(pool.sums, chunk.next_rank);
 }
@@ -173,9 +177,9 @@ void Executor::receive_backward(Chunk& chunk, Slot& slot) {
   Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.next_number)].backward;
   CommTicket hidden = pp.start_recv(first_rows(slot.gradient_in, slot.tokens.local.count), chunk.next_rank);
   if (chunk.losses.pool_is_trained()) {
-    const RouterPool& pool = is_global() ? chunk.together->pool : slot.pool;
+    const RouterPool pool = pool_of(chunk, slot);
     pp.start_recv(pool.dprob, chunk.next_rank).wait();
-    chunk.losses.spread_pool(pool.rows(slot.tokens.units.offsets.dim(0) - 1), slot.router.stats);
+    chunk.losses.spread_pool(pool, slot.router.stats);
   }
   hidden.wait();
 }
@@ -184,7 +188,7 @@ void Executor::send_backward(Chunk& chunk, Slot& slot) {
   Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.number)].backward;
   slot.sent_backward[0] = pp.start_send(first_rows(slot.gradient_out, slot.tokens.local.count), chunk.prev_rank);
   if (chunk.losses.pool_is_trained())
-    slot.sent_backward[1] = pp.start_send((is_global() ? chunk.together->pool : slot.pool).dprob, chunk.prev_rank);
+    slot.sent_backward[1] = pp.start_send(pool_of(chunk, slot).dprob, chunk.prev_rank);
 }
 
 // After the first unit's backward: the gradient of what came in, to the stage before.
@@ -197,10 +201,9 @@ void Executor::hand_gradient_on(Chunk& chunk, Slot& slot, const Acts& grads) {
   copy_view(grads.hidden, first_rows(to, slot.tokens.local.count));
   if (!chunk.prev || !chunk.losses.pool_is_trained()) return;
   Slot& before = slot_of(*chunk.prev, static_cast<int32_t>(slot.micro_batch));
-  const RouterPool &from = is_global() ? chunk.together->pool : slot.pool,
-                   &pool = is_global() ? chunk.prev->together->pool : before.pool;
+  const RouterPool from = pool_of(chunk, slot), pool = pool_of(*chunk.prev, before);
   copy_view(from.dprob, pool.dprob);
-  chunk.prev->losses.spread_pool(pool.rows(slot.tokens.units.offsets.dim(0) - 1), before.router.stats);
+  chunk.prev->losses.spread_pool(pool, before.router.stats);
 }
 
 // A unit's weight gradients are made. Units of a layer stand side by side.

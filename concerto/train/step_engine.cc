@@ -42,7 +42,6 @@ Part dealt_micro_batches(int64_t micro_batches, int64_t dp, int64_t dp_rank) {
   return {each * dp_rank + std::min(dp_rank, more), each + (dp_rank < more)};
 }
 
-
 PipelineSchedule step_schedule(const RunConfig& c, const MeshSizes& sizes) {
   PipelineSchedule schedule =
       build_pipeline({.name = c.parallel.schedule,

@@ -20,7 +20,7 @@ Layout pipeline(const char* schedule, int pp, int vpp = 1) {
 
 std::vector<Kind> kinds() {
   std::vector<Kind> all;
-  for (const int zero : {0, 1}) {
+  for (const int zero : {0, 1, 2}) {
     Kind k{fmt::format("zero{}", zero), {}};
     for (const int dp : {2, 3, 5, 4}) k.layouts.push_back({.mesh = {.dp = dp}, .zero = zero});
     all.push_back(k);
@@ -51,11 +51,10 @@ std::vector<Kind> kinds() {
                   {.mesh = {.tp = 4, .dp = 2, .pp = 2, .ep = 8}},
                   {.mesh = {.dp = 3, .pp = 3, .ep = 3}, .schedule = "zero_bubble_v"},
                   {.mesh = {.tp = 2, .dp = 2, .pp = 4, .ep = 2}, .zero = 0},
+                  {.mesh = {.tp = 2, .dp = 2, .ep = 4}, .zero = 2, .schedule = "zero_bubble"},
                   {.mesh = {.tp = 2, .dp = 3, .pp = 2, .etp = 2}, .schedule = "zero_bubble"}}});
   return all;
 }
-
-bool one_rank_routes_alone(const TinyRouter& r) { return r.drops || r.sinkhorn; }
 
 std::vector<OracleRow> pairs() {
   std::vector<OracleRow> rows;
@@ -75,8 +74,7 @@ std::vector<OracleRow> pairs() {
         row.router = routers[r].name;
         // In a unit of one token Sinkhorn makes all experts equal, and rounding chooses.
         if ((r + k) % 3 == 1 && !(routers[r].sinkhorn && row.model == "padded")) row.unit = RoutingUnit::kSequence;
-        if ((r + k) % 3 == 2 && (row.layout.mesh.dp == 1 || !one_rank_routes_alone(routers[r])))
-          row.unit = RoutingUnit::kGlobal;
+        if ((r + k) % 3 == 2) row.unit = RoutingUnit::kGlobal;
       }
       rows.push_back(row);
     }

@@ -1,6 +1,7 @@
 #include "tests/support/rank_cost.h"
 
 #include <algorithm>
+#include <map>
 
 #include "concerto/base/part.h"
 #include "concerto/checkpoint/store_tensors.h"
@@ -125,10 +126,13 @@ double counted_flops() { return flops_here; }
 
 void measure_store(const ParameterStore& store, LayoutCost& cost) {
   Extent weights, copies, gradients, moments1, moments2;
+  std::map<int, Extent> layers;  // ZeRO-2: working memory, which decoder layers take in turn
   for (int i = 0; i < store.size(); ++i) {
     weights.add(store.master(i));
     copies.add(store.copy(i));
-    gradients.add(store.gradient(i));
+    const bool working = store.gradients_of() == GradientsOf::kUpdated;
+    if (working) layers[store.layer_of(i)].add(store.working_gradient(i));
+    if (!working || store.updates(i)) gradients.add(store.gradient(i));
     if (!store.updates(i)) continue;
     moments1.add(store.moment1(i));
     moments2.add(store.moment2(i));
@@ -136,6 +140,13 @@ void measure_store(const ParameterStore& store, LayoutCost& cost) {
   cost.weight_bytes = weights.bytes();
   cost.copy_bytes = copies.bytes();
   cost.gradient_bytes = gradients.bytes();
+  int64_t most = 0;
+  for (auto& [layer, extent] : layers)
+    if (layer == kOutsideLayers)
+      cost.gradient_bytes += extent.bytes();
+    else
+      most = std::max(most, extent.bytes());
+  cost.gradient_bytes += most;
   cost.moment_bytes = moments1.bytes() + moments2.bytes();
 }
 
@@ -171,7 +182,9 @@ LayoutCost expected_cost(const RunConfig& config, const MeshSizes& sizes, const 
   w.micro_batches.resize(static_cast<size_t>(schedule.micro_batches));
   for (int64_t m = 0; m < dealt.count; ++m)
     w.micro_batches[static_cast<size_t>(m)] = step[static_cast<size_t>(dealt.begin + m)].tokens();
-  if (c.num_moe_layers() > 0 && balance_loss(c, routing_options(config)) != BalanceLoss::kPerLayer)
+  const BalanceLoss balance = balance_loss(c, routing_options(config));
+  w.trains_pool = balance == BalanceLoss::kPooled;
+  if (c.num_moe_layers() > 0 && balance != BalanceLoss::kPerLayer)
     w.pooled_units = config.training.routing_unit == RoutingUnit::kSequence ? config.training.micro_batch_size : 1;
   if (!choices.empty() && c.num_moe_layers() > 0) {
     w.sent_rows = sent_rows(c, rank.plan.stages, sizes, rank.place, step, choices);
