@@ -78,9 +78,8 @@ TEST_F(Layouts, TheExportIsThatOfOneRankByteForByte) {
 // On other numbers of ranks, with rows of steps in metrics.jsonl that the checkpoint knows nothing of.
 TEST_F(Layouts, ARunGoesOnOnAnotherNumberOfRanks) {
   train_in(config("alone"), one_rank());
-  const char* const ways[][3] = {{"dp4 zero2", "tp2", "one rank"},
-                                 {"one rank", "dp3", "tp2 dp2 pp2 ep2 etp2"},
-                                 {"pp3 zero_bubble", "ep2", "pp2"}};
+  const char* const ways[][3] = {
+      {"dp4 zero2", "tp2", "one rank"}, {"one rank", "dp3", "tp2 dp2 pp2 ep2 etp2"}, {"pp3 zero_bubble", "ep2", "pp2"}};
   for (const auto& way : ways) {
     const std::string first = fmt::format("{}, {}, {}", way[0], way[1], way[2]);
     SCOPED_TRACE(first);
