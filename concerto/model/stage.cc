@@ -28,6 +28,9 @@ Stage::Stage(const ModelConfig& config, const ParameterStore& store, Recompute r
   for (int m = 0; m < config.num_nextn_predict_layers; ++m) add_mtp(store, m, recompute);
 }
 
+Stage::Stage(const ModelConfig& config, const StageSpan& span, std::vector<Unit> units)
+    : config_(config), routing_unit_(RoutingUnit::kMicroBatch), layout_{.span = span}, units_(std::move(units)) {}
+
 int64_t Stage::first_moe_layer() const {
   int64_t before = 0;
   for (int64_t i = 0; i < span().first_layer; ++i) before += config_.is_moe_layer(i);

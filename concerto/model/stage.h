@@ -50,6 +50,8 @@ class Stage {
         RoutingUnit routing_unit = RoutingUnit::kMicroBatch);
   Stage(const ModelConfig& config, const ParameterStore& store, Recompute recompute, int64_t max_positions,
         RoutingUnit routing_unit, const StageLayout& layout);
+  // Of these units, whatever they do: tests of schedules.
+  Stage(const ModelConfig& config, const StageSpan& span, std::vector<Unit> units);
 
   const ModelConfig& config() const { return config_; }
   const std::vector<Unit>& units() const { return units_; }
