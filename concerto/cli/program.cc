@@ -23,6 +23,7 @@
 #include "concerto/cli/eval_command.h"
 #include "concerto/cli/generate_command.h"
 #include "concerto/cli/inspect_command.h"
+#include "concerto/cli/job_error.h"
 #include "concerto/cli/launch_command.h"
 #include "concerto/cli/train_command.h"
 #include "concerto/cli/verify_command.h"
@@ -132,6 +133,10 @@ int run_program(int argc, const char* const* argv) {
     errno = 0;
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return report(output_error(errno), false);
     return 0;
+  } catch (const QuietEnd& e) {
+    return e.exit_code;
+  } catch (const JobError& e) {
+    return report(error_code_name(e.code), e.exit_code, e, json);
   } catch (const Error& e) {
     return report(e, json);
   } catch (const std::bad_alloc&) {

@@ -5,12 +5,20 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "concerto/base/cores.h"
+#include "concerto/base/part.h"
 #include "concerto/cli/backends.h"
+#include "concerto/cli/job_error.h"
 #include "concerto/cli/overrides.h"
+#include "concerto/cli/rank_agreement.h"
+#include "concerto/cli/rank_guard.h"
 #include "concerto/cli/text_generator.h"
+#include "concerto/comm/action_log.h"
+#include "concerto/comm/mpi/mpi_world.h"
 #include "concerto/topology/layout.h"
 #include "concerto/train/signals.h"
 #include "concerto/train/trainer.h"
@@ -75,10 +83,31 @@ struct CloseFile {
 
 }  // namespace
 
-void train_rank(const RunConfig& config, Communicator* world, int threads, bool json) {
+RankThreads rank_threads(const RunConfig& config, const MachineShare& share) {
+  std::vector<int> cores = pinned_cores(config.run);
+  if (!cores.empty()) {
+    check_cores(cores);
+    const Part mine = part_of(static_cast<int64_t>(cores.size()), share.ranks, share.index);
+    if (mine.count == 0)
+      throw Error(ErrorCode::kConfig, "run.cores",
+                  fmt::format("{} cores are too few for {} ranks of one machine", cores.size(), share.ranks),
+                  "Give each rank one, or leave it out.");
+    cores = {cores.begin() + mine.begin, cores.begin() + mine.end()};
+  }
+  const int wanted = config.run.threads > 0 ? config.run.threads
+                     : !cores.empty()       ? static_cast<int>(cores.size())
+                                            : std::max(1, usable_cores() / share.ranks);
+  return {wanted, cores};
+}
+
+void train_rank(const RunConfig& config, Communicator* world, const RankThreads& threads, bool json) {
   const Backend& backend = backend_by_name(config.backend);
   const MeshSizes sizes = resolve_layout(config, world ? world->size() : 1);
   std::unique_ptr<RankGroups> groups;
+  std::unique_ptr<ActionLog> actions;
+  if (const char* folder = std::getenv(kJobFolderVariable); world && folder)
+    actions = std::make_unique<ActionLog>(folder, world->rank(), Mesh(sizes).describe(world->rank()));
+  const ActionLogScope log(actions.get());
   if (world)
     groups = std::make_unique<RankGroups>(*world, sizes, kv_sharers(config.model.config, sizes.tp),
                                           step_schedule(config, sizes).chunks);
@@ -86,7 +115,7 @@ void train_rank(const RunConfig& config, Communicator* world, int threads, bool 
   const std::unique_ptr<std::FILE, CloseFile> nowhere(leads ? nullptr : std::fopen("/dev/null", "w"));
   std::FILE* screen = !leads ? nowhere.get() : json ? stderr : stdout;  // standard output is then all JSON
   CHECK(screen, "/dev/null cannot be opened");
-  ThreadPool pool(threads, world ? std::vector<int>{} : pinned_cores(config.run));
+  ThreadPool pool(threads.count, threads.cores);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(config);
   Trainer trainer(config, backend, pool, detect_terminal(::fileno(screen)), screen, groups.get());
   const RunSummary s = trainer.run();
@@ -107,18 +136,53 @@ void train_rank(const RunConfig& config, Communicator* world, int threads, bool 
 
 namespace {
 
-void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
-  const StopSignals signals(StopMeans::kQuit);
-  const RunConfig config = load_run_config(path, parse_overrides(rest));
+void tell_notes(const RunConfig& config) {
   for (const std::string& note : config.notes) fmt::print(stderr, "note: {}\n", note);
+}
+
+// As a rank that mpirun or srun has started.
+void train_over_mpi(const std::string& path, const std::vector<std::string>& rest, bool json) {
+  std::unique_ptr<RunConfig> config;
+  std::exception_ptr fault;
+  MpiOptions options;
+  try {
+    config = std::make_unique<RunConfig>(load_run_config(path, parse_overrides(rest)));
+    options.deadline_seconds = config->parallel.timeout_minutes * 60;
+  } catch (const Error&) {
+    fault = std::current_exception();
+  }
+  try {
+    run_mpi_rank(
+        [&](Communicator& world) {
+          agree_on_start(world, fault);
+          if (world.rank() == 0 && !std::getenv(kJobFolderVariable)) tell_notes(*config);  // the supervisor has
+          check_same_job(world, program_identity(), shared_settings(*config));
+          const RankThreads threads = rank_threads(*config, machine_share(world));
+          train_rank(*config, world.size() > 1 ? &world : nullptr, threads, json);
+        },
+        options);
+  } catch (const PeerError& e) {
+    throw QuietEnd{static_cast<int>(e.code)};  // the one that ended the job speaks
+  }
+}
+
+void run_train(const std::string& path, const std::vector<std::string>& rest, bool json) {
+  const StartedRank started = started_rank();
+  if (const char* folder = std::getenv(kJobFolderVariable); folder && started.ranks > 1)
+    guard_rank(folder, started.rank);
+  const StopSignals signals(StopMeans::kQuit);
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads the progress may leave; the run goes on
-  train_rank(config, nullptr, config.run.threads, json);
+  if (started.ranks > 1 || started_by_mpi()) return train_over_mpi(path, rest, json);
+  const RunConfig config = load_run_config(path, parse_overrides(rest));
+  tell_notes(config);
+  train_rank(config, nullptr, {config.run.threads, pinned_cores(config.run)}, json);
 }
 
 }  // namespace
 
 void add_train_command(CLI::App& app) {
-  CLI::App* c = app.add_subcommand("train", "train a model as a config says");
+  CLI::App* c =
+      app.add_subcommand("train", "train a model as a config says; also as a rank that mpirun or srun starts");
   auto path = std::make_shared<std::string>();
   auto json = std::make_shared<bool>(false);
   c->add_option("CONFIG", *path, "a YAML or JSON config; --section.key=value behind it overrides a setting")

@@ -101,6 +101,10 @@ void ActionLog::end(ActionRecord* record) {
   std::atomic_ref(record->sequence).store(++file_->count, std::memory_order_release);
 }
 
+void ActionLog::note_step(int64_t step) {
+  if (current_log) current_log->set_step(step);
+}
+
 void ActionLog::note_scope(const CommAction& action) {
   if (ActionLog* const log = current_log) log->end(log->begin(ActionPhase::kEnter, action));
 }

@@ -58,6 +58,7 @@ class ActionLog {
   void set_step(int64_t step) { step_ = step; }
 
   // The log of the calling thread takes it; nothing happens where there is none.
+  static void note_step(int64_t step);
   static void note_scope(const CommAction& action);
   static void note(ActionPhase phase, const std::string& group, const Operation& operation, int world_peer);
 

@@ -176,6 +176,8 @@ BalanceLoss balance_loss(const ModelConfig& model, const RoutingOptions& options
 // or of evaluation, leaves an expert no room.
 void check_capacity(const RunConfig& config, bool trains);
 std::string run_config_hash(const RunConfig& config);
+// Key and text of every setting.
+std::vector<std::pair<std::string, std::string>> run_config_settings(RunConfig config);
 // One line a setting that decides the numbers and differs between two configs ("training.seq_length: 128 here, 256
 // there").
 std::vector<std::string> run_config_differences(const RunConfig& a, const RunConfig& b);

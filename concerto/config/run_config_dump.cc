@@ -53,6 +53,16 @@ std::string run_config_yaml(const RunConfig& config) { return print_yaml(to_valu
 
 std::string run_config_json(const RunConfig& config) { return print_json(to_value(config)); }
 
+std::vector<std::pair<std::string, std::string>> run_config_settings(RunConfig config) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const Field<RunConfig>& field : run_fields())
+    out.emplace_back(field.key(), print_json(read(field.slot(config))));
+  for (const Field<ModelConfig>& field : model_fields())
+    if (is_used(field, config.model.config))
+      out.emplace_back(field.key(), print_json(read(field.slot(config.model.config))));
+  return out;
+}
+
 std::string run_config_hash(const RunConfig& config) {
   uint64_t hash = kFnvBasis;
   for (const auto& [key, text] : deciding(config)) hash = fnv1a(key + "=" + text + "\n", hash);

@@ -58,6 +58,19 @@ std::vector<int> Mesh::members(int rank, MeshGroup group) const {
   return found;
 }
 
+std::string mesh_text(const MeshSizes& s) {
+  const auto axes = [](std::initializer_list<std::pair<const char*, int>> sizes) {
+    std::string text;
+    for (const auto& [name, size] : sizes)
+      if (size > 1) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, size);
+    return text;
+  };
+  const std::string all = axes({{"tp", s.tp}, {"pp", s.pp}, {"dp", s.dp}}),
+                    experts = axes({{"ep", s.ep}, {"etp", s.etp}});
+  return fmt::format("{}{}{}{}{}", s.world(), all.empty() ? "" : ": ", all, experts.empty() ? "" : "; experts ",
+                     experts);
+}
+
 std::string Mesh::describe(int rank) const {
   const MeshPlace at = place(rank);
   std::string axes;

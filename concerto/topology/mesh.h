@@ -24,6 +24,8 @@ struct MeshPlace {
   int etp = 0, ep = 0, edp = 0;
 };
 
+std::string mesh_text(const MeshSizes& sizes);  // "8: tp 2, pp 2, dp 2; experts ep 4"
+
 // Which ranks form a group together.
 enum class MeshGroup {
   kWorld,

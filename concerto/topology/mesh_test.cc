@@ -141,6 +141,13 @@ TEST(Mesh, DescribesARankByItsAxes) {
   EXPECT_EQ(Mesh(MeshSizes{}).describe(0), "rank 0");
 }
 
+TEST(Mesh, TellsALayoutInALine) {
+  EXPECT_EQ(mesh_text({.tp = 2, .dp = 2, .pp = 2, .ep = 4}), "8: tp 2, pp 2, dp 2; experts ep 4");
+  EXPECT_EQ(mesh_text({.dp = 3}), "3: dp 3");
+  EXPECT_EQ(mesh_text({.tp = 2, .etp = 2}), "2: tp 2; experts etp 2");
+  EXPECT_EQ(mesh_text({}), "1");
+}
+
 TEST(Mesh, RefusesSizesThatDoNotFold) {
   EXPECT_THROW(Mesh({.tp = 2, .dp = 3, .ep = 4}), Bug);
   EXPECT_THROW(Mesh({.tp = 2, .dp = 2, .ep = 2, .etp = 4}), Bug);

@@ -50,16 +50,41 @@ void Executor::run(const PipelineSchedule& schedule, std::span<const MicroBatch>
   store_.settle_gradients(*ops().pool);
 }
 
+namespace {
+
+const char* doing(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return "forward";
+    case ActionKind::kBackward:
+      return "backward";
+    case ActionKind::kBackwardInput:
+      return "backward of inputs";
+    case ActionKind::kBackwardWeight:
+      return "backward of weights";
+    case ActionKind::kSendForward:
+      return "send activations";
+    case ActionKind::kRecvForward:
+      return "receive activations";
+    case ActionKind::kSendBackward:
+      return "send gradients";
+    case ActionKind::kRecvBackward:
+      return "receive gradients";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 void Executor::play(const PipelineSchedule& schedule, const Action& a, std::span<const MicroBatch> micro_batches,
                     StepOutput& output) {
   Chunk& chunk = *chunks_[static_cast<size_t>(a.chunk)];
   const MicroBatch& b = micro_batches[static_cast<size_t>(a.micro_batch)];
+  const CommScope scope(doing(a.kind), a.micro_batch);
   switch (a.kind) {
-    case ActionKind::kRecvForward: {
-      const CommScope scope("receive activations", a.micro_batch);
+    case ActionKind::kRecvForward:
       receive_forward(chunk, claim(chunk, a.micro_batch, b));
       break;
-    }
     case ActionKind::kForward:
       bring_input(chunk, a.micro_batch, b);
       if (schedule.together) {
@@ -79,11 +104,9 @@ void Executor::play(const PipelineSchedule& schedule, const Action& a, std::span
     case ActionKind::kSendForward:
       send_forward(chunk, slot_of(chunk, a.micro_batch));
       break;
-    case ActionKind::kRecvBackward: {
-      const CommScope scope("receive gradients", a.micro_batch);
+    case ActionKind::kRecvBackward:
       receive_backward(chunk, slot_of(chunk, a.micro_batch));
       break;
-    }
     case ActionKind::kBackward:
       backward(chunk, slot_of(chunk, a.micro_batch));
       release(chunk, slot_of(chunk, a.micro_batch), output);

@@ -20,7 +20,7 @@ std::atomic<bool> installed{false}, on_terminal{false};
 std::atomic<StopMeans> first_means{StopMeans::kSave};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&
               std::atomic<StopMeans>::is_always_lock_free);
-struct sigaction old_interrupt, old_terminate;
+struct sigaction old_interrupt, old_terminate, old_user;
 
 constexpr int64_t kSameKeyNs = 50'000'000;
 constexpr char kSaving[] = "\nStopping after this step and saving. Ctrl-C again quits at once without saving.\n";
@@ -71,11 +71,13 @@ StopSignals::StopSignals(StopMeans means) {
   ::sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, &old_interrupt);
   ::sigaction(SIGTERM, &action, &old_terminate);
+  ::sigaction(SIGUSR1, &action, &old_user);
 }
 
 StopSignals::~StopSignals() {
   ::sigaction(SIGINT, &old_interrupt, nullptr);
   ::sigaction(SIGTERM, &old_terminate, nullptr);
+  ::sigaction(SIGUSR1, &old_user, nullptr);
   stop_signal.store(0);  // it asked this run
   installed.store(false);
 }

@@ -11,7 +11,8 @@ enum class StopMeans {
 };
 
 // While one lives, and but for kQuit, the first SIGINT or SIGTERM only sets a flag; a second SIGINT ends the process at
-// once with exit code 130, without saving. SIGTERM is never more than a request: batch systems may repeat it. Two
+// once with exit code 130, without saving. SIGTERM is never more than a request: batch systems may repeat it. SIGUSR1
+// means the same, since it is what mpirun passes on to its ranks without ending them. Two
 // SIGINT within 50 ms count as one, since launchers pass on a Ctrl-C that the terminal also sent. One at a time;
 // earlier handlers are back after it.
 class StopSignals {

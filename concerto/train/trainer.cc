@@ -9,6 +9,7 @@
 #include "concerto/base/clock.h"
 #include "concerto/base/cores.h"
 #include "concerto/checkpoint/store_tensors.h"
+#include "concerto/comm/action_log.h"
 #include "concerto/train/human_units.h"
 #include "concerto/train/signals.h"
 
@@ -222,7 +223,9 @@ void Trainer::describe(const ThreadPool& pool) {
       progress_.log(fmt::format("data      {}: {} records are longer than training.seq_length and left out", s.path,
                                 s.dropped_documents));
   }
+  if (const RankGroups* groups = engine_.groups()) progress_.log("ranks     " + mesh_text(groups->mesh().sizes()));
   std::string threads = std::to_string(pool.size());
+  if (world_) threads += " a rank";
   if (!pool.cores().empty()) threads += fmt::format(", pinned to cores {}", format_cores(pool.cores()));
   progress_.log("threads   " + threads);
   progress_.log(fmt::format("memory    predicted peak {}", format_bytes(baseline_bytes_ + predicted_bytes_)));
@@ -261,6 +264,7 @@ const std::vector<MicroBatch>& Trainer::next_batch() {
 void Trainer::one_step() {
   const double begin = steady_seconds();
   const int64_t next = step_ + 1;
+  ActionLog::note_step(next);
   if (trace_) trace_->begin_step(next);
   const std::vector<MicroBatch>& micro_batches = next_batch();
   engine_.step(next, micro_batches, &guard_, report_, why_);

@@ -85,7 +85,8 @@ std::vector<Unit> sleeping_units(std::chrono::milliseconds time, Work& work) {
 }
 
 // A rank's step; returns when it began and ended.
-std::pair<Clock::time_point, Clock::time_point> play_rank(const PipelineSchedule& schedule, std::chrono::milliseconds time, Communicator& world,
+std::pair<Clock::time_point, Clock::time_point> play_rank(const PipelineSchedule& schedule,
+                                                          std::chrono::milliseconds time, Communicator& world,
                                                           std::span<const MicroBatch> micro_batches, Measured& all) {
   const int rank = world.rank();
   Work work;
@@ -95,8 +96,8 @@ std::pair<Clock::time_point, Clock::time_point> play_rank(const PipelineSchedule
   std::vector<const Stage*> chunks;
   for (int c = 0; c < schedule.chunks; ++c) {
     const int v = schedule.virtual_stage(rank, c);
-    stages.push_back(std::make_unique<Stage>(
-        config, StageSpan{.embedding = v == 0, .head = v + 1 == schedule.stages()}, sleeping_units(time, work)));
+    stages.push_back(std::make_unique<Stage>(config, StageSpan{.embedding = v == 0, .head = v + 1 == schedule.stages()},
+                                             sleeping_units(time, work)));
     chunks.push_back(stages.back().get());
   }
   ParameterStore store(tensor_specs(config), DType::kF32, StoreUse::kTrain);
@@ -141,10 +142,8 @@ class Bubble : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(Bubble, IsAsSmallAsTheFormulaSays) {
   const auto& [name, sleep] = GetParam();
-  const PipelineOptions options{.name = name,
-                                .pp = kRanks,
-                                .vpp = std::string(name) == "interleaved" ? 2 : 1,
-                                .micro_batches = kMicroBatches};
+  const PipelineOptions options{
+      .name = name, .pp = kRanks, .vpp = std::string(name) == "interleaved" ? 2 : 1, .micro_batches = kMicroBatches};
   const PipelineSchedule schedule = build_pipeline(options);
   const double bound = bubble_bound(options);
   const std::vector<int64_t> planned = peak_in_flight(schedule);
@@ -170,9 +169,10 @@ using std::chrono_literals::operator""ms;
 INSTANTIATE_TEST_SUITE_P(Schedules, Bubble,
                          ::testing::Values(Kind{"1f1b", 40ms}, Kind{"interleaved", 20ms}, Kind{"zero_bubble", 20ms},
                                            Kind{"zero_bubble_v", 20ms}),
-                         [](const auto& info) { return std::string(info.param.name == std::string("1f1b")
-                                                                       ? "one_forward_one_backward"
-                                                                       : info.param.name); });
+                         [](const auto& info) {
+                           return std::string(info.param.name == std::string("1f1b") ? "one_forward_one_backward"
+                                                                                     : info.param.name);
+                         });
 
 }  // namespace
 }  // namespace concerto::test
