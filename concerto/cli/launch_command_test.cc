@@ -141,7 +141,7 @@ TEST(RankThreads, DealTheMachine) {
   EXPECT_EQ(rank_threads(c, {4096, 1}).count, 1);
   c.run.cores = "0";
   EXPECT_EQ(rank_threads(c, {1, 0}).cores, (std::vector<int>{0}));
-  expect_error(ErrorCode::kConfig, {"run.cores", "1 cores are too few for 2 ranks"}, [&] { rank_threads(c, {2, 1}); });
+  expect_error(ErrorCode::kConfig, {"run.cores", "1 cores are too few for 2 ranks"}, [&] { rank_threads(c, {2, 0}); });
 }
 
 }  // namespace

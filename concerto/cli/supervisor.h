@@ -11,8 +11,8 @@ namespace concerto {
 struct JobRequest {
   std::string config;                  // the file
   std::vector<std::string> overrides;  // --section.key=value
-  int ranks = 1;
-  std::string hostfile;  // empty: this machine, or what Slurm has given
+  int ranks = 0;                       // 0: as many as the allocation has tasks
+  std::string hostfile;                // empty: this machine, or what Slurm has given
   bool json = false;
 };
 

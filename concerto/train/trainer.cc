@@ -8,6 +8,7 @@
 
 #include "concerto/base/clock.h"
 #include "concerto/base/cores.h"
+#include "concerto/base/rng.h"
 #include "concerto/checkpoint/store_tensors.h"
 #include "concerto/comm/action_log.h"
 #include "concerto/train/human_units.h"
@@ -17,6 +18,11 @@ namespace concerto {
 namespace {
 
 constexpr double kSecondsForFiles = 3600;
+
+std::string machine_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
+}
 
 BatchSourceOptions source_options(const RunConfig& c, bool valid) {
   const ModelConfig& m = c.model.config;
@@ -56,7 +62,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
               .collapsed_below = config_.monitor.collapsed_below,
               .experts_per_token = config_.model.config.moe_k}) {
   const CommPatience patience(kSecondsForFiles);  // the lead may look through large checkpoints
-  check_memory(of_all_ranks(engine_.predicted_bytes() + batch_bytes()), read_available_memory());  // not yet touched
+  check_memory(of_this_machine(engine_.predicted_bytes() + batch_bytes()), read_available_memory());  // not yet touched
   if (world_) owned_ = owned_tensors(engine_.store().specs(), *groups);
   const std::string from = resume_path();
   for (size_t i = 0; folder_ && i < folder_->notes().size(); ++i) progress_.log("passed over " + folder_->notes()[i]);
@@ -78,7 +84,7 @@ Trainer::Trainer(const RunConfig& config, const Backend& backend, ThreadPool& po
   meta_.model_config = model_config_json(config_.model.config, "float32");
   meta_.tokenizer = config_.data.tokenizer.empty() ? config_.model.path : config_.data.tokenizer;
   first_step_ = step_ + 1;
-  predicted_bytes_ = of_all_ranks(engine_.predicted_bytes() + batch_bytes()) + data_bytes_to_map();
+  predicted_bytes_ = of_this_machine(engine_.predicted_bytes() + batch_bytes()) + data_bytes_to_map();
   StopSignals::set(StopMeans::kSave);  // from here on the folder is this run's
   if (folder_) folder_->write_config(config_);
   describe(pool);
@@ -145,10 +151,18 @@ void Trainer::agree() {
   save_is_due_ = seen[2] > 0;
 }
 
-// Ranks of one process share its memory.
-int64_t Trainer::of_all_ranks(int64_t bytes) const {
-  if (world_) world_->all_reduce(View(&bytes, {1}, DType::kI64));
-  return bytes;
+// Ranks on one machine share its memory.
+int64_t Trainer::of_this_machine(int64_t bytes) const {
+  if (!world_) return bytes;
+  const auto machine = static_cast<int64_t>(hash_name(machine_name()));
+  std::vector<int64_t> machines(static_cast<size_t>(world_->size())), needs(machines.size());
+  machines[static_cast<size_t>(world_->rank())] = machine;
+  needs[static_cast<size_t>(world_->rank())] = bytes;
+  for (std::vector<int64_t>* v : {&machines, &needs})
+    world_->all_reduce(View(v->data(), {world_->size()}, DType::kI64));
+  int64_t sum = 0;
+  for (size_t r = 0; r < machines.size(); ++r) sum += machines[r] == machine ? needs[r] : 0;
+  return sum;
 }
 
 void Trainer::resume(const std::string& path) {

@@ -62,7 +62,7 @@ class Trainer {
   double docs_per_row() const;
   int64_t batch_bytes() const;
   int64_t data_bytes_to_map() const;
-  int64_t of_all_ranks(int64_t bytes) const;
+  int64_t of_this_machine(int64_t bytes) const;
 
   RunConfig config_;
   double start_time_;
