@@ -49,12 +49,12 @@ if(CONCERTO_TESTS)
   target_precompile_headers(concerto_test_header PRIVATE <gtest/gtest.h> <fmt/format.h> <string> <vector>)
 endif()
 
-# concerto_test(NAME SOURCES a_test.cc ... DEPS lib ... [LABELS ...] [TIMEOUT s]): one GoogleTest program, one CTest test a case.
+# concerto_test(NAME SOURCES a_test.cc ... DEPS lib ... [LABELS ...] [TIMEOUT s] [ALONE]): one GoogleTest program, one CTest test a case.
 function(concerto_test name)
   if(NOT CONCERTO_TESTS)
     return()
   endif()
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "ALONE" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -66,7 +66,7 @@ function(concerto_test name)
   target_compile_options(${name} PRIVATE -O1)
   target_precompile_headers(${name} REUSE_FROM concerto_test_header)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
-                       PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+                       PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} RUN_SERIAL ${arg_ALONE})
 endfunction()
 
 # Programs under mpirun. 0 ranks: without mpirun.

@@ -132,6 +132,8 @@ std::vector<std::string> job_command(const JobRequest& request, const Surroundin
     if (!request.hostfile.empty())
       throw Error(ErrorCode::kUsage, "--hostfile", "inside a Slurm allocation the nodes are Slurm's", "Leave it out.");
     c = {around.srun, "-n", ranks, "--mpi=pmix", "--kill-on-bad-exit=1"};
+    if (const char* each = std::getenv("SLURM_CPUS_PER_TASK"))
+      c.insert(c.end(), {"-c", each});  // srun does not ask sbatch
   } else {
     throw Error(ErrorCode::kUnsupported, "launch", "there is no mpirun, which starts ranks as processes",
                 "Install openmpi-bin and libopenmpi-dev, or use --threads.");
@@ -173,6 +175,7 @@ JobEnd run_job(const std::vector<std::string>& command, const std::string& folde
         if (::isatty(STDERR_FILENO))
           fmt::print(stderr, "\nStopping after this step and saving. Ctrl-C again quits at once without saving.\n");
       }
+      if (end.signal == 0) end.signal = signal;
       ::kill(child, SIGUSR1);
     }
     if (failed == 0 && rank_has_failed(folder)) failed = now;
@@ -219,6 +222,8 @@ void supervise(const JobRequest& request, const RunConfig& config) {
   // behind, and the run folder says where to go on.
   const JobEnd end = run_job(command, folder.path());
   if (end.quit) throw QuietEnd{end.exit_code};
+  // Asked to end before the first step, when there is nothing to save: ranks end by the signal that was passed on.
+  if (end.signal != 0 && end.exit_code == 128 + SIGUSR1) throw QuietEnd{128 + end.signal};
   if (end.exit_code == kNoProgram && read_rank_ends(folder.path()).empty())
     throw Error(ErrorCode::kIo, command[0], "cannot be run");
   if (end.exit_code != 0) throw failure(folder.path(), end, config, request.ranks);

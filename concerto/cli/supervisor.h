@@ -34,6 +34,7 @@ std::vector<std::string> job_command(const JobRequest& request, const Surroundin
 struct JobEnd {
   int exit_code = 0;
   bool quit = false;  // by a second Ctrl-C
+  int signal = 0;     // the first that was passed on; 0: none
 };
 
 // Runs the command with `folder` in its environment, in a process group of its own that does not outlive this process.

@@ -130,6 +130,20 @@ const std::vector<R>& parallel_rules() {
              c.parallel.tp, c.parallel.etp);
        },
        "Set it to f32, or tp and etp to 1"},
+      {{"parallel.zero", "parallel.schedule", "parallel.dispatch_buffer_mib"},
+       "`zero: 2` with dispatch_buffer_mib only where weight gradients are not put off (schedule 1f1b)",
+       [](const RunConfig& c) {
+         return c.parallel.zero < 2 || c.parallel.dispatch_buffer_mib == 0 || c.parallel.schedule == "1f1b" ||
+                c.parallel.schedule == "interleaved";
+       },
+       [](const RunConfig& c) {
+         return fmt::format(
+             "stage 2 with schedule {} and a bound on dispatch: rows of later rounds make their weight gradients "
+             "before "
+             "those of other layers have left the memory that layers share",
+             c.parallel.schedule);
+       },
+       "Use `schedule: 1f1b`, which on one pipeline stage is as fast"},
       {{"parallel.vpp", "parallel.schedule", "parallel.pp"},
        "`vpp` > 1 with `schedule: interleaved`, which needs it where pp > 1 (zero_bubble_v always has 2)",
        [](const RunConfig& c) { return schedule_takes_vpp(c.parallel); },

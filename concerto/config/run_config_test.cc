@@ -217,6 +217,8 @@ model: {num_hidden_layers: 12, hidden_size: 96, num_attention_heads: 6, num_key_
       {"zero: 2, pp: 3", {"parallel.zero: stage 2 with 3 pipeline stages"}},
       {"tp: 2}\noptimizer: {moments_dtype: bf16",
        {"optimizer.moments_dtype: bf16 with tensors cut among ranks (tp 2, etp 1)"}},
+      {"zero: 2, schedule: zero_bubble, dispatch_buffer_mib: 8",
+       {"parallel.zero: stage 2 with schedule zero_bubble and a bound on dispatch"}},
       {"vpp: 2", {"parallel.vpp: 2 virtual stages a rank do not go with schedule 1f1b on 1 pipeline ranks"}},
       {"vpp: 2, pp: 2, schedule: zero_bubble", {"do not go with schedule zero_bubble"}},
       {"vpp: 3, pp: 2, schedule: zero_bubble_v", {"do not go with schedule zero_bubble_v"}},

@@ -362,7 +362,8 @@ void parallel(std::vector<F>& f) {
                   .range(0, 2));
   f.push_back(F(
                   "parallel", "grad_wire", [](RunConfig& c) -> Slot { return &c.parallel.grad_wire; },
-                  "type that gradients are sent in between data ranks; they are summed in f32 all the same")
+                  "type that gradients are sent in between ranks that hold copies of a tensor; they are summed in f32 "
+                  "all the same")
                   .one_of({"f32", "bf16"}));
   f.push_back(F(
                   "parallel", "timeout_minutes", [](RunConfig& c) -> Slot { return &c.parallel.timeout_minutes; },

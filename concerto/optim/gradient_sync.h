@@ -2,8 +2,10 @@
 // expert: each belongs to one rank of those that hold it (Replicas).
 //   zero 0   gradients are summed for everybody, everybody updates
 //   zero 1   gradients are summed at the owner, who alone has moments and updates; weights are sent around
-//   zero 2   the same, and gradients of other ranks' tensors live for one layer of one micro-batch
-// A layer's sum starts when backward has made the last of its gradients, and is under way while backward goes on.
+//   zero 2   the same, and gradients of other ranks' tensors live for one layer of one micro-batch (those
+//            outside of layers for one micro-batch)
+// With zero 0 and 1 a layer's sum starts when backward has made the last of its gradients, and is under way while
+// backward goes on; with zero 2 it is awaited there, in every micro-batch.
 // Sums are made in rank order, so all layouts of a group give the same bits on every transport.
 #pragma once
 

@@ -50,7 +50,7 @@ std::string first_bad_gradient(const ParameterStore& store) {
   for (int i = store.size(); i-- > 0;)
     if ((store.gradients_of() == GradientsOf::kAll || store.updates(i)) && !all_finite(store.gradient(i)))
       return "gradient of " + store.specs()[static_cast<size_t>(i)].name;
-  return "none: every activation and gradient is finite";
+  return {};
 }
 
 std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
@@ -64,7 +64,8 @@ std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
     if (!bad.first().empty()) found = fmt::format("{} (micro-batch {})", bad.first(), m);
   }
   executor.set_observer(nullptr);
-  return found.empty() ? first_bad_gradient(store) : found;
+  if (found.empty()) found = first_bad_gradient(store);
+  return found.empty() ? "none: every activation and gradient is finite" : found;
 }
 
 }  // namespace concerto

@@ -26,7 +26,7 @@ class LossGuard {
 // Runs the micro-batches forward again and looks for the first activation that is not finite, then at the gradients in
 // the store, last one first as the backward pass makes them. Text for the error: "hidden.3 (micro-batch 1)" or
 // "gradient of model.norm.weight"; "none: every tensor is finite" for a spike.
-std::string first_bad_gradient(const ParameterStore& store);
+std::string first_bad_gradient(const ParameterStore& store);  // empty: there is none
 std::string first_bad_tensor(Executor& executor, const ParameterStore& store,
                              std::span<const MicroBatch> micro_batches);
 

@@ -1,6 +1,6 @@
 // Plays a rank's action list on tensors: the one switch over actions. Holds the rank's virtual pipeline stages (chunks),
 // what each micro-batch in flight in them needs (its slot), and the arenas; every byte is planned by a dry run of the same
-// code before the first step, and nothing is allocated after construction.
+// code before the first step; lists are sized by the first.
 #pragma once
 
 #include <array>

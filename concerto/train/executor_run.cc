@@ -210,8 +210,11 @@ void Executor::receive_backward(Chunk& chunk, Slot& slot) {
 void Executor::send_backward(Chunk& chunk, Slot& slot) {
   Communicator& pp = *options_.groups.pp[static_cast<size_t>(chunk.number)].backward;
   slot.sent_backward[0] = pp.start_send(first_rows(slot.gradient_out, slot.tokens.local.count), chunk.prev_rank);
-  if (chunk.losses.pool_is_trained())
-    slot.sent_backward[1] = pp.start_send(pool_of(chunk, slot).dprob, chunk.prev_rank);
+  if (!chunk.losses.pool_is_trained()) return;
+  // The step's one pool is written again by the next micro-batch, while this one's is on its way: a copy goes.
+  const View dprob = slot.pool.rows(pool_of(chunk, slot).counts.dim(0)).dprob;
+  if (is_global()) copy_view(chunk.together->pool.dprob, dprob);
+  slot.sent_backward[1] = pp.start_send(dprob, chunk.prev_rank);
 }
 
 // After the first unit's backward: the gradient of what came in, to the stage before.

@@ -145,6 +145,7 @@ void Trainer::agree() {
   save_is_due_ = save_by_clock();
   if (!world_) return;
   const CommScope scope("agree to go on");
+  const CommPatience patience(saved_step_ == step_ ? kSecondsForFiles : 0);  // the lead removes old checkpoints
   std::array<int64_t, 3> seen{stop_signal_ == 2, stop_signal_ != 0 && stop_signal_ != 2, leads() && save_is_due_};
   world_->all_reduce(View(seen.data(), {3}, DType::kI64));
   stop_signal_ = seen[1] > 0 ? 15 : seen[0] > 0 ? 2 : 0;
@@ -293,8 +294,9 @@ void Trainer::one_step() {
 
 void Trainer::handle_bad_step(const std::string& why, std::span<const MicroBatch> micro_batches) {
   const int64_t n = config_.training.global_batch_size, first = step_ * n;
-  const std::string bad = world_ ? first_bad_gradient(engine_.store())
-                                 : first_bad_tensor(engine_.executor(), engine_.store(), micro_batches);
+  std::string bad = world_ ? first_bad_gradient(engine_.store())
+                           : first_bad_tensor(engine_.executor(), engine_.store(), micro_batches);
+  if (bad.empty()) bad = fmt::format("no gradient of rank {}", world_->rank());
   const std::string text =
       fmt::format("{}; batch: samples {} to {}; first bad tensor: {}", why, first, first + n - 1, bad);
   constexpr int64_t kMostInARow = 20;  // weights that are broken never give a good step again

@@ -60,6 +60,8 @@ class Launch : public ::testing::Test {
     ::dup2(out, STDOUT_FILENO);
     ::dup2(out, STDERR_FILENO);
     ::setenv("OMP_NUM_THREADS", "1", 1);
+    ::setenv("ASAN_OPTIONS", "detect_leaks=0", 0);  // Open MPI itself leaves memory behind
+    ::setenv("TMPDIR", work_.path().c_str(), 1);    // what a killed supervisor leaves
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
     ::execv(argv[0], argv.data());
     ::_exit(126);

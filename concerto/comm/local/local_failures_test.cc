@@ -37,7 +37,7 @@ std::vector<std::string> errors_of(int ranks, Body&& body, const LocalOptions& o
         }
       },
       options);
-  EXPECT_LT(steady_seconds() - begin, 5);
+  EXPECT_LT(steady_seconds() - begin, 15);
   return errors;
 }
 
@@ -152,15 +152,15 @@ TEST(LocalFailures, ASilentPeerIsNamedAtTheDeadline) {
         std::vector<float> values(10);
         tp->all_reduce(view(values));
         const CommScope scope("combine", 7, 2);
-        if (comm.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        if (comm.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
         tp->all_reduce(view(values));
-        if (comm.rank() != 1) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+        if (comm.rank() != 1) std::this_thread::sleep_for(std::chrono::milliseconds(750));
         comm.barrier();
       },
-      deadline(0.2));
+      deadline(1));
   EXPECT_HAS(errors[1], "tp all_reduce, number 2 (combine of layer 2, micro-batch 7)");
-  EXPECT_HAS(errors[1], "waited 0.2 s in vain: rank 3 has not come (came last to tp all_reduce, number 1)");
-  expect_all_have(errors, {"waited 0.2 s in vain"});
+  EXPECT_HAS(errors[1], "waited 1 s in vain: rank 3 has not come (came last to tp all_reduce, number 1)");
+  expect_all_have(errors, {"waited 1 s in vain"});
 }
 
 TEST(LocalFailures, PatienceMovesTheDeadlineOfItsThread) {
@@ -171,15 +171,15 @@ TEST(LocalFailures, PatienceMovesTheDeadlineOfItsThread) {
           const CommPatience patience(10);
           const CommPatience less(1);
           EXPECT_EQ(CommPatience::seconds(), 10);
-          if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
           comm.barrier();
         }
         EXPECT_EQ(CommPatience::seconds(), 0);
-        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
         comm.barrier();
       },
-      deadline(0.1));
-  EXPECT_HAS(errors[0], "barrier, number 2: waited 0.1 s in vain");
+      deadline(0.5));
+  EXPECT_HAS(errors[0], "barrier, number 2: waited 0.5 s in vain");
 }
 
 // Who waits elsewhere is told from who hangs.
@@ -188,13 +188,13 @@ TEST(LocalFailures, AWaitingPeerIsToldFromAHangingOne) {
       3,
       [](Communicator& comm) {
         const auto pair = comm.split(comm.rank() == 0 ? -1 : 0, 0, "pair");
-        if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
         const CommScope scope("gather", 7, 2);
-        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
         if (comm.rank() != 0) pair->barrier();
         comm.barrier();
       },
-      deadline(0.2));
+      deadline(1));
   EXPECT_HAS(errors[0],
              "rank 1 has not come (waits in pair barrier, number 1, in gather of layer 2, micro-batch 7); rank 2 has "
              "not come (came last to world split, number 1)");
@@ -206,10 +206,10 @@ TEST(LocalFailures, ASilentSenderIsNamed) {
       [](Communicator& comm) {
         std::vector<float> values(10);
         if (comm.rank() == 0) comm.recv(view(values), 1);
-        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       },
-      deadline(0.1));
-  EXPECT_HAS(errors[0], "world recv from rank 1, number 1: waited 0.1 s in vain: rank 1 has not come");
+      deadline(0.5));
+  EXPECT_HAS(errors[0], "world recv from rank 1, number 1: waited 0.5 s in vain: rank 1 has not come");
   EXPECT_EQ(errors[2], "");
 }
 
@@ -260,7 +260,7 @@ TEST(LocalFailures, TheFirstErrorIsThrownAgain) {
       comm.barrier();
     });
   });
-  EXPECT_LT(steady_seconds() - begin, 1);
+  EXPECT_LT(steady_seconds() - begin, 5);
   try {
     run_local_ranks(3, [](Communicator& comm) {
       CHECK(comm.rank() != 1, "no");

@@ -72,8 +72,11 @@ void MpiCommunicator::guarded(const Entry& entry, Call&& call) {
   try {
     call();
   } catch (const MpiTransfer::Fault& fault) {
-    const std::string from = fault.rank < 0 ? "" : fmt::format("rank {}: ", group_.world_ranks[index(fault.rank)]);
-    watch_->fail(where(entry.operation), from + fault.what,
+    // All transfers under way go on together: the fault may be that of another group, whose ranks are not ours.
+    const bool own = fault.of == nullptr || fault.of == &entry.transfer;
+    const std::string from =
+        fault.rank < 0 || !own ? "" : fmt::format("rank {}: ", group_.world_ranks[index(fault.rank)]);
+    watch_->fail(where(entry.operation), (own ? from : "another operation that is under way: ") + fault.what,
                  "The ranks of a group must ask for the same operations, in the same order, with the same sizes.");
   }
 }
@@ -181,7 +184,7 @@ void MpiCommunicator::wait(int64_t ticket) {
   watch_->delays().sleep();
   Entry& entry = entries_[index(ticket)];
   CHECK(entry.open, "ticket {} of rank {} is not under way", ticket, rank_);
-  const double begin = steady_seconds(), limit = watch_->options().deadline_seconds;
+  const double begin = steady_seconds(), limit = std::max(watch_->options().deadline_seconds, CommPatience::seconds());
   double ask_at = begin + watch_->options().watch_seconds;
   BackOff back_off;
   for (bool noted = false;;) {

@@ -61,7 +61,7 @@ TEST_F(MpiFailures, OtherOperations) {
   });
   EXPECT_HAS(error, "world all_reduce, number 2 (dispatch of layer 3, micro-batch 5)");
   EXPECT_HAS(error, "world barrier, number 2 (dispatch of layer 3, micro-batch 5)");
-  EXPECT_LT(seconds_, 1.1);
+  EXPECT_LT(seconds_, 10);
 }
 
 TEST_F(MpiFailures, OtherSizes) {
@@ -74,7 +74,7 @@ TEST_F(MpiFailures, OtherSizes) {
     });
     EXPECT_HAS(error, "world ");
     EXPECT_HAS(error, "same");
-    EXPECT_LT(seconds_, 1.1);
+    EXPECT_LT(seconds_, 10);
   }
 }
 
@@ -88,7 +88,7 @@ TEST_F(MpiFailures, AMessageOfAnotherSize) {
     });
     EXPECT_HAS(error, "world recv from rank 0, number 1");
     EXPECT_HAS(error, "4000");
-    EXPECT_LT(seconds_, 1.1);
+    EXPECT_LT(seconds_, 10);
   }
 }
 
@@ -126,15 +126,15 @@ TEST_F(MpiFailures, NamesThatDiffer) {
 
 TEST_F(MpiFailures, ASilentPeerIsNamedAtTheDeadline) {
   const int silent = last(test_world().communicator());
-  const std::string error = error_of(quick(0.4), [&](Communicator& comm) {
+  const std::string error = error_of(quick(2), [&](Communicator& comm) {
     std::vector<float> values(10);
     comm.all_reduce(view(values));
     const CommScope scope("combine", 7, 2);
-    if (comm.rank() == silent) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    if (comm.rank() == silent) std::this_thread::sleep_for(std::chrono::milliseconds(4500));
     comm.all_reduce(view(values));
   });
   EXPECT_HAS(error, "world all_reduce, number 2 (combine of layer 2, micro-batch 7)");
-  EXPECT_HAS(error, "waited 0.4 s in vain");
+  EXPECT_HAS(error, "waited 2 s in vain");
   EXPECT_HAS(error, fmt::format("rank {} has not come (it does not answer", silent));
 }
 
@@ -171,7 +171,7 @@ TEST_F(MpiFailures, AbortEndsAllGroupsWithItsReason) {
   if (test_world().communicator().rank() != failing) {
     EXPECT_HAS(error, fmt::format("rank {} ended the job: the disk is full", failing));
   }
-  EXPECT_LT(seconds_, 1);
+  EXPECT_LT(seconds_, 10);
 }
 
 TEST_F(MpiFailures, ATicketDroppedUnderWayAborts) {

@@ -195,7 +195,7 @@ void MpiTransfer::take(int request, const MPI_Status& status) {
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
   if (bytes != slot.bytes)
-    throw Fault{stream - size_, fmt::format("{} bytes came where {} were expected", bytes, slot.bytes)};
+    throw Fault{stream - size_, fmt::format("{} bytes came where {} were expected", bytes, slot.bytes), this};
   slot.state = sums() ? SlotState::kArrived : SlotState::kFree;
 }
 
@@ -209,7 +209,7 @@ void MpiTransfer::test() {
       const int request = indices_[index(i)], error = statuses_[index(i)].MPI_ERROR;
       if (error == MPI_ERR_TRUNCATE)
         throw Fault{request / kWindow - size_,
-                    fmt::format("more came than the {} bytes that were expected", slots_[index(request)].bytes)};
+                    fmt::format("more came than the {} bytes that were expected", slots_[index(request)].bytes), this};
       check_mpi(error, "MPI_Testsome");
     }
   }
@@ -246,7 +246,8 @@ void MpiTransfer::advance_barrier() {
   if (flying_ > 0) return;
   if (peer_history_ != history_)
     throw Fault{(rank_ + size_ - (1 << (phase_ - 1))) % size_,
-                "its operations before this one were not the same as here, or not of the same sizes, types and owners"};
+                "its operations before this one were not the same as here, or not of the same sizes, types and owners",
+                this};
   const int step = 1 << phase_++;
   if (step >= size_) {
     done_ = true;

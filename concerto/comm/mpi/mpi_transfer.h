@@ -18,6 +18,7 @@ class MpiTransfer {
   struct Fault {
     int rank = -1;
     std::string what;
+    const MpiTransfer* of = nullptr;  // null: no transfer's
   };
 
   // `history`: the hash of the group's operations so far; barrier and split compare it on their way.
