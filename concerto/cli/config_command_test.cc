@@ -146,7 +146,8 @@ TEST_F(ConfigCommand, RanksOfALayoutShareTheWork) {
                                           "--training.global_batch_size=14"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     double sum = 0;
-    for (const auto& rank : nlohmann::json::parse(run(arguments))["layout"]) sum += rank["product_flops"].get<double>();
+    const nlohmann::json shown = nlohmann::json::parse(run(arguments));
+    for (const auto& rank : shown["layout"]) sum += rank["product_flops"].get<double>();
     return sum;
   };
   const double one = flops({"--training.micro_batch_size=4"});
