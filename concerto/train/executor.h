@@ -136,7 +136,6 @@ class Executor {
   void send_forward(Chunk& chunk, Slot& slot);
   void receive_backward(Chunk& chunk, Slot& slot);
   void send_backward(Chunk& chunk, Slot& slot);
-  void begin_backward(Chunk& chunk, Slot& slot, Acts& grads);
   void weights_done(Chunk& chunk, size_t unit);
   void hand_gradient_on(Chunk& chunk, Slot& slot, const Acts& grads);
   void release(Chunk& chunk, Slot& slot, StepOutput& output);
